@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,9 @@ class LinkedSpaces:
             await agree(here, other, **terms)
 
 
-async def agree(here: RealSpace, other: RealSpace, link: str = LINK, **terms: Any) -> None:
-    """The record of one side; the worker of the other one gets its credential."""
+async def agree(here: RealSpace, other: RealSpace, link: str = LINK, *, url: str = "", **terms: Any) -> None:
+    """The record of one side; the worker of the other one gets its credential. `url`: where it finds us, if not at our
+    broker itself."""
     fields: dict[str, Any] = {"channels": {"general": "general"}, "shares": ["general"], **terms}
     made = await linked(
         here,
@@ -51,9 +52,8 @@ async def agree(here: RealSpace, other: RealSpace, link: str = LINK, **terms: An
         steward=other.info.steward_key,
         **fields,
     )
-    told = PeerAccess(
-        link=link, space=here.info.name, id=here.info.id, steward=here.info.steward_key, url=here.info.url
-    )
+    info = here.info
+    told = PeerAccess(link=link, space=info.name, id=info.id, steward=info.steward_key, url=url or info.url)
     LinkPeers.below(other.home).put(told, made.creds)
 
 
@@ -66,6 +66,27 @@ async def linked_spaces(root: Path, *, agreed: bool = True, **terms: Any) -> Asy
         if agreed:
             await both.agree(**terms)
         yield both
+
+
+@asynccontextmanager
+async def three_spaces(root: Path, *pairs: str, passing: bool = False) -> AsyncIterator[dict[str, RealSpace]]:
+    """Spaces a, b and c. A pair is linked: what one says in its `general` is `NAME.general` in the other. `passing`:
+    what the third one says too."""
+    async with AsyncExitStack() as stack:
+        spaces = {}
+        for name in "abc":
+            spaces[name] = await stack.enter_async_context(real_space(root / name, name=name))
+            await spaces[name].add("ada", read=[">"], post=["general"])
+        for pair in pairs:
+            one, other = pair[0], pair[1]
+            link = f"linkbetween{one}{other}"
+            for here, there in ((one, other), (other, one)):
+                named: dict[str, Any] = {"channels": {"general": f"{there}.general"}, "shares": [">"]}
+                if passing:
+                    (third,) = set("abc") - {here, there}
+                    named |= {"hops": 2, "beyond": {spaces[third].info.id: {"general": f"{third}.general"}}}
+                await agree(spaces[here], spaces[there], link, **named)
+        yield spaces
 
 
 @asynccontextmanager

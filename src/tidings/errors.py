@@ -19,6 +19,7 @@
     ├── DeniedError                 the access record or the broker does not allow it
     │   ├── AuthRevoked             this credential was revoked
     │   ├── LinkEnded               the time a link was granted for is over
+    │   ├── EndedThere              the other space of a link does not let us in any more
     │   ├── WrongSpace              another space answers where the peer of a link should
     │   └── NoSession               the host does not know this program: no token, or one that ended
     ├── UnreachableError            nobody answered
@@ -28,7 +29,8 @@
     │   ├── Reconnecting            the connection is being rebuilt; ask again, or wait
     │   ├── StewardUnreachable      the broker answers, the steward does not
     │   ├── HostUnreachable         no host answers on this machine
-    │   └── WorkerUnreachable       no worker of links answers for this space
+    │   ├── WorkerUnreachable       no worker of links answers for this space
+    │   └── PeerUnheard             who is in a linked space is not told now: ask again, or resume the link
     ├── ConflictError               somebody else holds it, or it changed meanwhile
     │   ├── LeaseHeld               another steward holds the space
     │   ├── LeaseLost               we held it; the broker refused a stale write
@@ -156,6 +158,10 @@ class LinkEnded(DeniedError):
     code = "link_ended"
 
 
+class EndedThere(DeniedError):
+    code = "ended_there"
+
+
 class WrongSpace(DeniedError):
     code = "wrong_space"
 
@@ -195,6 +201,10 @@ class HostUnreachable(UnreachableError):
 
 class WorkerUnreachable(UnreachableError):
     code = "worker_unreachable"
+
+
+class PeerUnheard(UnreachableError):
+    code = "peer_unheard"
 
 
 class ConflictError(TidingsError):

@@ -1,6 +1,7 @@
 """`tidings link`: links as an operator sees them, carried by `tidings up` or alone."""
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -98,8 +99,16 @@ def test_up_carries_a_link_from_the_moment_it_is_agreed_until_it_is_removed(term
     assert "has no links" in terminal.run("link", "list").stderr
     assert "ended" in done(terminal, "link", "list", "--all")
     done(terminal, "send", "general", "nobody there reads this")
-    until(lambda: link_of(terminal, *ACME)["shown"] == "paused")
+    until(lambda: link_of(terminal, *ACME)["shown"] == "ended there")
+    cure = "main ended the link: nothing comes from there any more, and nothing goes there. `tidings link remove main"
+    listed, healthy = terminal.run("link", "list", *ACME), terminal.run("status", *ACME)
+    assert "ended there\toffline" in listed.stdout
+    for said in (listed.stderr, done(terminal, "link", "show", "main", *ACME), healthy.stderr):
+        assert cure in " ".join(said.split()), said
+    assert (healthy.returncode, "main ended there" in healthy.stdout) == (3, True)
     assert not heard(terminal, "nobody there reads this", *ACME)
+    done(terminal, "link", "remove", "main", "--yes", *ACME)
+    assert terminal.run("status", *ACME).returncode == 0
     assert terminal.run("status").returncode == 0
     for where in ((), ACME):
         done(terminal, "down", *where)
@@ -145,6 +154,32 @@ def test_paused_resumed_followed_and_run_alone(terminal: Terminal) -> None:
     assert done(terminal, "link", "verify", "main", *ACME).startswith("equal")
 
 
+@pytest.mark.timeout(240)
+def test_a_ledger_damaged_under_its_worker_is_a_problem_of_the_space_that_status_shows_with_its_cure(
+    terminal: Terminal,
+) -> None:
+    start_both(terminal)
+    agree_both(terminal)
+    done(terminal, "send", "general", "before")
+    until(lambda: heard(terminal, "me@main: before", *ACME))
+    store = SpaceHome(terminal.home.home, "acme").link_store
+    store.write_bytes(b"not a database at all" * 500)
+
+    def refused() -> bool:
+        shown = terminal.run("status", *ACME)
+        assert "steward" in shown.stdout, shown
+        assert "LOG_acme" in shown.stdout, shown
+        said = " ".join((shown.stdout + shown.stderr).split())
+        return shown.returncode == 3 and "not carried" in said and "tidings link rebuild --ledger" in said
+
+    until(refused)
+    done(terminal, "send", "general", "meanwhile")
+    done(terminal, "link", "rebuild", "--ledger", "--yes", *ACME)
+    until(lambda: heard(terminal, "me@main: meanwhile", *ACME))
+    until(lambda: terminal.run("status", *ACME).returncode == 0)
+    assert done(terminal, "history", "general", *ACME).count("before") == 1
+
+
 def _end(running: subprocess.Popen[str]) -> None:
     if running.poll() is None:
         running.kill()
@@ -188,7 +223,7 @@ def test_what_is_not_let_in_is_listed_shown_tried_again_and_given_up(terminal: T
 
 
 @pytest.mark.timeout(120)
-def test_sentences_for_what_is_not_there(terminal: Terminal) -> None:
+def test_sentences_for_what_is_not_there(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = terminal.run("link", "list")
     assert (nowhere.returncode, "there is no space 'main'" in nowhere.stderr) == (2, True)
     start_both(terminal, "--no-links")
@@ -198,9 +233,34 @@ def test_sentences_for_what_is_not_there(terminal: Terminal) -> None:
     agree_both(terminal)
     early = terminal.run("link", "verify", "acme")
     assert (early.returncode, "nothing came over link" in early.stderr) == (6, True), early
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    unsaid = terminal.run("link", "remove", "acme")
+    assert (unsaid.returncode, "nothing was done: --yes says it in advance" in unsaid.stderr) == (2, True), unsaid
+    sentences: tuple[tuple[tuple[str, ...], str], ...] = (
+        (("set", "acme"), "otherwise on the link with acme"),
+        (("resume", "acme"), "link with acme was not paused"),
+        (("run", "--every", "5m"), "say --poll too"),
+        (("rebuild",), "or --ledger for all of them, and not both"),
+        (("quarantine", "show", "acme", "7"), f"`tidings link quarantine list {LINK}"),
+        (("quarantine", "drop", "acme", "7", "--reason", "x"), f"record 7 of link {LINK} is not in quarantine"),
+        (("quarantine", "retry", "acme", "7", "8"), f"none of 7, 8 of link {LINK} is in quarantine"),
+        (("quarantine", "retry", "acme", "--all"), "nothing of acme is in quarantine"),
+    )
+    for asked, reason in sentences:
+        told = terminal.run("link", *asked)
+        assert reason in " ".join(told.stderr.split()), told
+        assert "Traceback" not in told.stderr
+    line = done(terminal, "link", "invite", "other", "--both", "general").strip()
     for where in ((), ACME):
         done(terminal, "down", *where)
     assert "not carried" in done(terminal, "link", "list")
+    apart = terminal.run("link", "accept", "--as", "other", "--yes", line, "--space", "acme")
+    assert (apart.returncode, "space main, which invited, does not answer" in apart.stderr) == (5, True), apart
+    late = terminal.run("link", "set", "acme", "--take", "general=far.general")
+    assert (late.returncode, "is written down: it holds when you repeat" in " ".join(late.stderr.split())) == (5, True)
+    assert "is not in force yet" in done(terminal, "link", "show", "acme")
+    again = terminal.run("link", "set", "acme", "--take", "general=far.general")
+    assert (again.returncode, "is so already" in again.stderr) == (5, False), again
     removed = terminal.run("link", "remove", "acme", "--yes")
     assert (removed.returncode, "the steward does not answer" in removed.stderr) == (0, True), removed
     assert "ended" in done(terminal, "link", "list", "--all")

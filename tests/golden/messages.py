@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 from golden.cast import ADA, BOB, MESSAGE_ID, OTHER_SPACE, SPACE, SPACE_NAME
-from tidings.wire import seal, signing
+from tidings.wire import seal, signing, task_seal
 from tidings.wire.keys import KeyPair
-from tidings.wire.message import MAX_PAYLOAD, ExtensionPart, decode
+from tidings.wire.message import MAX_PAYLOAD, ExtensionPart, decode, encode
 from tidings.wire.subjects import Subjects
 
 _NONCE = bytes(range(24))
@@ -21,6 +21,7 @@ def vectors() -> dict[str, Any]:
         "bad_signatures": _bad_signatures(),
         "sealed": _sealed(),
         "bad_seals": _bad_seals(),
+        "sealed_tasks": _sealed_tasks(),
         "messages": {"valid": _valid_messages(), "invalid": _invalid_messages()},
         "records": _records(),
     }
@@ -62,6 +63,27 @@ def _sealed() -> list[dict[str, str]]:
             "nonce_hex": _NONCE.hex(),
             "message": message.raw.decode(),
             "sealed": sealed.raw.decode(),
+        }
+    ]
+
+
+def _sealed_tasks() -> list[dict[str, str]]:
+    """Ada asks a role of another space that Bob holds. What is random everywhere else is 0, 1, 2, ... here."""
+    terms = {"kind": task_seal.TASK_PART, "deadline_s": 60}
+    message = decode(json.dumps(base(context="plan", parts=[{"kind": "text", "text": "would you?"}, terms])).encode())
+    sealed = task_seal.seal_task(ADA, [BOB.id], message, random=lambda count: bytes(range(count)))
+    payload = encode(sealed)
+    destination = f"reviewer@{OTHER_SPACE.id}"
+    return [
+        {
+            "space_id": SPACE.id,
+            "asker": ADA.id,
+            "reader": BOB.id,
+            "message": message.raw.decode(),
+            "sealed": payload.decode(),
+            "subject": Subjects(SPACE_NAME).task(destination, ADA.id),
+            "destination": destination,
+            "signature": signing.sign(ADA, SPACE.id, "task", destination, payload),
         }
     ]
 

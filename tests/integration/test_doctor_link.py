@@ -14,12 +14,14 @@ from tidings.errors import UnhealthyError
 from tidings.link import admitting, engine, judging, mail_round, paging, people_round
 from tidings.link.definition import LinkDefinition
 from tidings.link.destination import LocalDestination
+from tidings.steward import link_tasks
 from tidings.steward.link_mail import LinkMail
 from tidings.testing.links import LINK_PROBES, run_link_suite, suite
 from tidings.testing.links.suite import LAST
 from tidings.testing.security import Probe, ProbeResult, Report
 from tidings.testing.security.report import broken
 from tidings.wire import link_pages
+from tidings.wire import link_tasks as wire_link_tasks
 from tidings.wire.link_mail import LinkedMail
 from tidings.wire.people import Person, Statement
 
@@ -105,6 +107,8 @@ RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "mail_that_is_none": (LinkedMail, "is_signed", lambda *_arguments: True),
     "mail_out_of_order": (mail_round, "_check", _believed),
     "mail_of_others": (LinkMail, "_is_ours", _ours),
+    "tasks_that_are_none": (wire_link_tasks, "verifies", lambda *_arguments: True),
+    "tasks_of_others": (link_tasks, "_is_result", lambda *_arguments: True),
 }
 
 

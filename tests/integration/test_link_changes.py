@@ -4,19 +4,21 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carried_links import LinkedSpaces, agree, came, linked_spaces, said, status, until_came, worker
+from carried_links import LinkedSpaces, came, linked_spaces, said, status, three_spaces, until_came, worker
 from linked_spaces import say
 from tidings.cli.main import main
 from tidings.endpoint.connecting import connect_directly
+from tidings.link.events import LinkEvent, RepairCompleted
 from tidings.link.worker import LinkWorker
-from tidings.testing.real_space import RealSpace, real_space
+from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire.keys import ACCOUNT, KeyPair
 
 
 @pytest.fixture
@@ -66,6 +68,51 @@ async def test_what_one_operator_narrows_holds_at_once_and_what_came_stays(both:
         await until_came(both.acme, ["one", "two"])
 
 
+async def test_verify_compares_what_is_shared_and_taken_now_and_says_what_is_outside_of_that(
+    both: LinkedSpaces,
+) -> None:
+    async with worker(both.acme), both.main.agent("eve") as eve:
+        await done(both.main, "set", "acme", "--share", "general,news", "--yes")
+        await done(both.acme, "set", "main", "--take", "general", "--take", "news")
+        await say(eve, "general", "one")
+        await say(eve, "news", "two", "three")
+        await until_came(both.acme, ["one", "two", "three"])
+        assert "not compared" not in await done(both.acme, "verify", "main")
+
+        await done(both.main, "set", "acme", "--share", "general", "--yes")
+        told = await done(both.acme, "verify", "main")
+        assert told.startswith("equal: every record that main shares"), told
+        assert "not compared: 2 records of news, which main does not share any more; what came stays" in told
+        await said(both.main, "ada", "four")
+        await until_came(both.acme, ["one", "two", "three", "four"])
+        found = json.loads(await done(both.acme, "verify", "main", "--json"))
+        assert (found["equal"], found["extra"], found["not_taken"]) == (True, 0, [])
+        assert found["not_shared"] == [[both.main.info.id, "news", 2]]
+
+        await done(both.main, "set", "acme", "--share", "general,news", "--yes")
+        await done(both.acme, "set", "main", "--take", "general")
+
+        async def left_out() -> bool:
+            told = await done(both.acme, "verify", "main")
+            assert told.startswith("equal"), told
+            return "left out: 2 records of news, which main shares and this space does not take" in told
+
+        await eventually(left_out, within=20)
+        assert await came(both.acme) == ["one", "two", "three", "four"]
+
+
+async def test_a_repair_that_finds_only_what_is_not_shared_any_more_finds_nothing(both: LinkedSpaces) -> None:
+    await said(both.main, "ada", "one")
+    heard: list[LinkEvent] = []
+    async with worker(both.acme) as running:
+        await until_came(both.acme, ["one"])
+        running.listen(heard.append)
+        await done(both.main, "set", "acme", "--share", "news", "--yes")
+        await said(both.main, "ada", "two")
+        completed = await eventually(lambda: [each for each in heard if isinstance(each, RepairCompleted)], within=20)
+        assert [(each.lacking, each.extra) for each in completed] == [(0, 0)] * len(completed)
+
+
 async def test_more_passes_once_both_have_said_so_and_under_the_names_of_whoever_takes_it(both: LinkedSpaces) -> None:
     await said(both.main, "ada", "general")
     async with worker(both.acme), both.main.agent("eve") as eve:
@@ -91,7 +138,8 @@ async def test_what_cannot_be_is_refused_in_a_sentence_and_changes_nothing(both:
         (("--hops", "9"), "1 to 8 links"),
         (("--until", "soon"), "is not a time"),
         (("--take", "a=x,b=x"), "two channels would have one name"),
-        (("--direct", "--no-roster"), "direct messages need the roster"),
+        (("--direct", "--no-roster"), "direct messages and tasks need the roster"),
+        (("--tasks", "--no-roster"), "direct messages and tasks need the roster"),
     ):
         code, text = await run(both.main, "set", "acme", *words)
         assert (code, reason in " ".join(text.split())) == (2, True), text
@@ -145,27 +193,6 @@ async def test_mail_is_on_with_who_is_here_and_off_without_and_whoever_opens_eit
 # --- words that go on ---
 
 
-@asynccontextmanager
-async def three_spaces(root: Path, *pairs: str, passing: bool = False) -> AsyncIterator[dict[str, RealSpace]]:
-    """Spaces a, b and c. A pair is linked: what one says in its `general` is `NAME.general` in the other. `passing`:
-    what the third one says too."""
-    async with AsyncExitStack() as stack:
-        spaces = {}
-        for name in "abc":
-            spaces[name] = await stack.enter_async_context(real_space(root / name, name=name))
-            await spaces[name].add("ada", read=[">"], post=["general"])
-        for pair in pairs:
-            one, other = pair[0], pair[1]
-            link = f"linkbetween{one}{other}"
-            for here, there in ((one, other), (other, one)):
-                named: dict[str, Any] = {"channels": {"general": f"{there}.general"}, "shares": [">"]}
-                if passing:
-                    (third,) = set("abc") - {here, there}
-                    named |= {"hops": 2, "beyond": {spaces[third].info.id: {"general": f"{third}.general"}}}
-                await agree(spaces[here], spaces[there], link, **named)
-        yield spaces
-
-
 def settled(*running: LinkWorker) -> Callable[[], bool]:
     def look() -> bool:
         states = [each.direction.status() for worker in running for each in worker._carried.values()]
@@ -198,6 +225,22 @@ async def test_in_a_chain_words_go_on_once_the_middle_lets_them_and_the_end_take
         async with connect_directly("c", name="ada", home=spaces["c"].home.home) as ada:
             past = await ada.history("a.general", 10)
         assert [each.text for each in past] == ["and more", "from a"]
+        taken_back = await done(spaces["c"], "set", "b", "--beyond", "")
+        assert "through them you take nothing of others" in taken_back
+        assert "what other spaces said does not go on to them" in taken_back
+        shown = json.loads(await done(spaces["c"], "show", "b", "--json"))
+        assert (shown["beyond"], shown["hops"]) == ({}, 1)
+        code, text = await run(spaces["c"], "set", "b", "--beyond", "")
+        assert (code, "it is so already" in text) == (2, True)
+
+
+async def test_who_takes_nothing_from_behind_any_more_may_go_on_passing_on(both: LinkedSpaces) -> None:
+    behind = KeyPair.generate(ACCOUNT).id
+    told = await done(both.acme, "set", "main", "--beyond", f"{behind}:general=far.general", "--yes")
+    assert "a message may come over 2 links: what other spaces said goes on to them" in told
+    await done(both.acme, "set", "main", "--beyond", "", "--hops", "2")
+    shown = json.loads(await done(both.acme, "show", "main", "--json"))
+    assert (shown["beyond"], shown["hops"]) == ({}, 2)
 
 
 async def has_come(space: RealSpace, texts: set[str]) -> bool:

@@ -1,8 +1,11 @@
 """What a space lost of its own: messages that links brought, and the ledger that says so."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +14,8 @@ from linked_spaces import LINK
 from tidings.cli import link_words
 from tidings.cli.main import main
 from tidings.errors import StoreBroken
-from tidings.link.agreements import open_store
-from tidings.link.local_socket import ask
+from tidings.link.ledger_file import ANEW, open_store
+from tidings.link.local_socket import LocalServer, ask
 from tidings.space.home import SpaceHome
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -143,3 +146,107 @@ def test_whatever_is_wrong_with_the_file_the_sentence_says_what_helps(tmp_path: 
     home.link_store.with_name("links.db-wal").write_bytes(b"something")
     with pytest.raises(StoreBroken, match=r"is gone but its log is there.*tidings link rebuild --ledger"):
         open_store(home)
+
+
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+def _put_back_in_place(path: Path) -> None:
+    """As `cp` does: the same file, other bytes."""
+    path.write_bytes(_older(path).read_bytes())
+
+
+def _put_back_by_renaming(path: Path) -> None:
+    """As `mv`, `tar` and most programs that put copies back: another file under its name."""
+    _older(path).rename(path)
+
+
+def _damage_its_log(path: Path) -> None:
+    _overwrite(path.with_name("links.db-wal"))
+
+
+def _older(path: Path) -> Path:
+    return path.with_name("older.db")
+
+
+@pytest.mark.parametrize(
+    "damage", [_cut, _flip, _overwrite, _delete, _put_back_in_place, _put_back_by_renaming, _damage_its_log]
+)
+async def test_a_ledger_that_is_changed_under_a_worker_is_used_no_more_and_nothing_is_lost_or_doubled(
+    both: LinkedSpaces, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    early, late = ["one", "two"], ["three", "four"]
+    await said(both.main, "ada", *early)
+    async with worker(both.acme):
+        await until_came(both.acme, early)
+    store = both.acme.home.link_store
+    shutil.copy(store, _older(store))
+    at = ("--space", "acme", "--home", str(both.acme.home.home))
+
+    async def carry() -> None:
+        async with worker(both.acme):
+            await said(both.main, "ada", *late)
+            await until_came(both.acme, [*early, *late])
+            damage(store)
+            await said(both.main, "ada", "said to a damaged ledger")
+            await eventually(lambda: not both.acme.home.link_socket.exists(), within=20, what="the worker ends")
+
+    with pytest.raises(StoreBroken, match="rebuild --ledger"):
+        await carry()
+    for _ in range(2):  # it stays so, however often it is started
+        with pytest.raises(StoreBroken, match="rebuild --ledger"):
+            async with worker(both.acme):
+                pass
+    assert await asyncio.to_thread(main, ["link", "list", *at]) == 3
+    assert "tidings link rebuild --ledger" in " ".join(capsys.readouterr().err.split())
+    assert await asyncio.to_thread(main, ["link", "rebuild", "--ledger", "--yes", *at]) == 0
+    async with worker(both.acme):
+        await eventually(lambda: is_handled(both.acme), within=30)
+        await until_came(both.acme, [*early, *late, "said to a damaged ledger"])
+        answer = await ask(both.acme.home.link_socket, "verify", link=LINK)
+        assert (answer["equal"], answer["lost"]) == (True, 0)
+
+
+async def test_an_older_copy_of_the_ledger_that_is_put_back_while_nobody_carries_costs_nothing(
+    both: LinkedSpaces,
+) -> None:
+    await said(both.main, "ada", "one", "two")
+    async with worker(both.acme):
+        await until_came(both.acme, ["one", "two"])
+    store = both.acme.home.link_store
+    shutil.copy(store, _older(store))
+    async with worker(both.acme):
+        await said(both.main, "ada", "three", "four")
+        await until_came(both.acme, ["one", "two", "three", "four"])
+    _put_back_in_place(store)
+    async with worker(both.acme):
+        await said(both.main, "ada", "five")
+        await until_came(both.acme, ["one", "two", "three", "four", "five"])
+        answer = await ask(both.acme.home.link_socket, "verify", link=LINK)
+        assert (answer["equal"], answer["lost"]) == (True, 0)
+        assert (await status(both.acme, whole=True))["ledger"]["counts"] == {"admitted": 5}
+
+
+async def test_status_shows_the_rest_of_a_space_whose_ledger_of_links_is_damaged(
+    both: LinkedSpaces, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await said(both.main, "ada", "one")
+    at = ("--space", "acme", "--home", str(both.acme.home.home))
+
+    async def refusing(request: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        if request["do"] == "status":
+            raise StoreBroken(f"links.db is damaged: it was left as it is. {ANEW}")
+        yield {}
+
+    server = LocalServer(both.acme.home.link_socket, refusing)
+    await server.start()
+    try:
+        code = await asyncio.to_thread(main, ["status", "--json", *at])
+    finally:
+        await server.close()
+    facts = json.loads(capsys.readouterr().out)
+    assert (code, facts["healthy"], facts["links"]["runs"]) == (3, False, True)
+    (problem,) = [each for each in facts["problems"] if "links.db" in each]
+    assert "what 1 linked space shares is not carried" in problem
+    assert "`tidings link rebuild --ledger" in problem

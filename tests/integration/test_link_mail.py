@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any
 import pytest
 
 import tidings
-from carried_links import LinkedSpaces, linked_spaces, status, worker, worker_process
+from carried_links import LinkedSpaces, agree, linked_spaces, status, worker, worker_process
 from coding_agents import hosted
 from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.endpoint.connecting import connect_directly
-from tidings.errors import ConflictError, DeniedError, UnknownPeer
+from tidings.errors import ConflictError, DeniedError, PeerUnheard, UnknownPeer
 from tidings.link import mail_round, rounds
 from tidings.link.local_socket import ask
 from tidings.space.link_peers import LinkPeers
@@ -568,3 +569,110 @@ async def test_a_link_that_nobody_carries_does_not_keep_mail_to_nobody_for_ever(
         sent = await ada.dm(KeyPair.generate().id, "who is this?")
         monkeypatch.setattr(linked_people, "AWAITED", 0.0)
         assert (await ada.receipt(sent, "read", timeout=20)).stage == "undeliverable"
+
+
+@pytest.mark.parametrize("end", ["on again", "expired"])
+async def test_agents_of_a_space_that_switched_direct_messages_off_are_refused_at_once_and_what_lies_here_is_kept(
+    both: LinkedSpaces, end: str
+) -> None:
+    async def passes(*, wanted: bool) -> None:
+        async def so() -> bool:
+            return [each.direct for each in await ada.who() if each.name == "bob@acme"] == [wanted]
+
+        await eventually(so, within=20, what=f"direct messages pass: {wanted}")
+
+    async with (
+        connect(both.main, "ada") as ada,
+        worker(both.main),
+        hosted(both.main.home.home),
+        tidings.connect("main", name="ada", home=both.main.home.home, via="host") as at_host,
+    ):
+        await passes(wanted=True)
+        sent = await ada.dm("bob@acme", "it waits")
+        await agree(both.acme, both.main, roster="on", direct="off")
+        await passes(wanted=False)
+        with pytest.raises(DeniedError, match="the link with acme passes no direct messages now"):
+            await ada.dm("bob@acme", "not now")
+
+        async def refused_there() -> bool:
+            try:
+                await at_host.dm("bob@acme", "not now")
+            except DeniedError as error:
+                return "passes no direct messages" in str(error)
+            return False
+
+        await eventually(refused_there, within=20, what="the host refuses it, too")
+        assert (await status(both.main))["people"]["mail"][
+            "waits"
+        ] == "the other space lets no direct messages pass now"
+        assert (await status(both.main))["people"]["words"] == ""
+        if end == "expired":
+            assert sent.id in await _lying(both.main)
+            await both.main.stop_steward()
+            await both.main.start_steward(replace(TEST_INTERVALS, mail=0.1, mail_ttl=0.1))
+            assert (await ada.receipt(sent, "read", timeout=20)).stage == "expired"
+            return
+        await agree(both.acme, both.main, roster="on", direct="on")
+        await passes(wanted=True)
+        assert sent.id in await _lying(both.main)
+        async with worker(both.acme), connect(both.acme, "bob") as bob:
+            assert (await heard(bob)).text == "it waits"
+
+
+async def test_who_was_known_is_not_nobody_after_a_start_or_in_a_pause_and_the_host_takes_what_is_written_to_it(
+    both: LinkedSpaces,
+) -> None:
+    async with (
+        connect(both.main, "ada") as ada,
+        connect(both.acme, "bob") as bob,
+        hosted(both.main.home.home),
+        tidings.connect("main", name="ada", home=both.main.home.home, via="host") as at_host,
+    ):
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+
+            async def taken() -> bool:
+                with suppress(PeerUnheard):
+                    return bool(await at_host.dm("bob@acme", "one"))
+                return False
+
+            await eventually(taken, within=20, what="the host has seen who is there")
+        await both.main.stop_steward()
+        await both.main.start_steward()
+
+        async def unheard(words: str) -> bool:
+            try:
+                await ada.resolve("bob@acme")
+            except PeerUnheard as error:
+                return words in str(error)
+            return False
+
+        await eventually(lambda: unheard("is not known yet"), within=20)
+        assert (await at_host.dm("bob@acme", "two", timeout=20)).stage == "confirmed"
+        async with worker(both.main):
+            await knows(ada, "bob@acme")
+            await ask(both.main.home.link_socket, "pause", link=LINK, within=10)
+            await eventually(lambda: unheard("the link with acme is paused"), within=20)
+            assert (await at_host.dm("bob@acme", "three", timeout=20)).stage == "confirmed"
+
+            async def unheard_at_the_host() -> bool:
+                try:
+                    await at_host.dm("eve@acme", "nobody has told of her")
+                except (PeerUnheard, UnknownPeer) as error:
+                    return isinstance(error, PeerUnheard)
+                return False
+
+            await eventually(unheard_at_the_host, within=20)
+            await ask(both.main.home.link_socket, "resume", link=LINK, within=10)
+            async with worker(both.acme):
+                assert [(await heard(bob)).text for _ in range(3)] == ["one", "two", "three"]
+            await unlinked(both.main)
+
+            async def nobody() -> bool:
+                try:
+                    await at_host.dm("bob@acme", "over")
+                except UnknownPeer:
+                    return True
+                return False
+
+            await eventually(nobody, within=20, what="the host forgets whoever is in no linked space")

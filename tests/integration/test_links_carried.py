@@ -1,6 +1,8 @@
 """Workers of links between two real spaces: live, killed, cut off and back, paused, changed and removed."""
 
 import asyncio
+import base64
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,19 +21,23 @@ from carried_links import (
     worker,
     worker_process,
 )
-from linked_spaces import LINK, linked, say, unlinked
+from linked_spaces import LINK, linked, say, text_of, unlinked
 from tidings.cli import link_words
 from tidings.cli.link_show import _status
 from tidings.cli.options import place
 from tidings.endpoint.connecting import connect_directly
-from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
+from tidings.errors import StewardUnreachable, StoreBusy, UsageError, WorkerUnreachable
 from tidings.link import engine, operations
 from tidings.link.engine import Mode
+from tidings.link.events import LinkEvent, PullAdvanced
 from tidings.link.local_socket import ask, follow
 from tidings.link.operations import alone
+from tidings.link.source import PeerSource
 from tidings.space.link_peers import LinkPeers
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.wire import signing
+from tidings.wire.digests import DigestAnswer
 
 
 def connect(space: RealSpace, name: str) -> tidings.Endpoint:
@@ -323,6 +329,30 @@ async def test_rebuilt_a_link_reads_everything_again_and_nothing_comes_twice(bot
         assert (answer["equal"], sum(answer["counts"].values())) == (True, 4)
 
 
+async def test_what_is_in_quarantine_outlives_a_rebuild_when_the_other_log_has_it_no_more(both: LinkedSpaces) -> None:
+    socket = both.acme.home.link_socket
+    async with worker(both.acme):
+        async with both.main.agent("ada") as ada:
+            payload = text_of(ada, "not signed so")
+            wrong = signing.sign(ada.key, ada.space_id, "chat", "another", payload)
+            subject = ada.subjects.chat(ada.id, "general")
+            reply = await ada.connection.request(subject, payload, timeout=5, headers={"Td-Sig": wrong})
+        seq = int(json.loads(reply.data)["seq"])
+
+        async def listed() -> list[int]:
+            found = await ask(socket, "quarantined", link=LINK, within=10)
+            return [each["seq"] for each in found["records"]]
+
+        await eventually(listed, within=20)
+        async with both.main.core() as js:
+            await js.api(f"STREAM.MSG.DELETE.{both.main.subjects.log_stream}", {"seq": seq})
+        assert (await ask(socket, "rebuild", link=LINK))["quarantined"] == 1
+        await until(both.acme, "live")
+        assert await listed() == [seq]
+        kept = await ask(socket, "quarantined_record", link=LINK, seq=seq, within=10)
+        assert base64.b64decode(kept["record"]["payload"]) == payload
+
+
 async def test_verify_says_what_is_missing_here_and_it_is_fetched(both: LinkedSpaces) -> None:
     socket = both.acme.home.link_socket
     async with worker(both.acme) as running:
@@ -383,6 +413,74 @@ async def test_what_cannot_be_meant_is_refused_in_words_and_the_worker_goes_on(b
         await until_came(both.acme, ["one"])
 
 
+async def test_everything_that_happens_to_a_link_is_an_event_for_whoever_follows_it(both: LinkedSpaces) -> None:
+    """Each of them happens on real spaces, and is one line with its name, in JSON and in words."""
+    seen: dict[str, str] = {}
+
+    async def hear() -> None:
+        async for each in follow(both.acme.home.link_socket, "follow", link=LINK):
+            seen[each["event"]] = link_words.event(each)
+
+    async def wait_for(*names: str) -> None:
+        await eventually(lambda: set(names) <= set(seen), within=30, what=f"{names} of {seen}")
+
+    async with worker(both.acme) as running, worker(both.main):
+        await until(both.acme, "live")
+        following = asyncio.create_task(hear())
+        try:
+            await wait_for("status")
+            carried = running._carried[LINK]
+            await said(both.main, "ada", "one")
+            await said(both.acme, "bob", "two")
+            await wait_for("pull_advanced", "push_advanced")
+            carried.direction.ask(repair=True)
+            await wait_for("repair_started", "repair_completed")
+
+            async def no_digest(through: int) -> DigestAnswer:
+                raise StewardUnreachable(f"no digest up to {through}")
+
+            carried.source.digest, digest = no_digest, carried.source.digest  # type: ignore[method-assign]
+            carried.direction.ask(repair=True)
+            await wait_for("repair_failed")
+            carried.source.digest = digest  # type: ignore[method-assign]
+            await running._database.write(lambda c: c.execute("UPDATE link SET handled_mark = 'another record'"))  # type: ignore[union-attr]
+            await said(both.main, "ada", "three")
+            await wait_for("gap_detected")
+            await until(both.acme, "live")
+            assert isinstance(carried.source, PeerSource)
+            carried.source.patience = 1.0
+            await both.main.stop_steward()
+            both.main.broker.stop()
+
+            async def given_up() -> bool:
+                carried.direction.ask()
+                return "degraded_poll_entered" in seen
+
+            await eventually(given_up, within=60)
+            await wait_for("status_changed", "connectivity_changed")
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
+        assert all("Z  " in words and name not in words.split("Z  ")[1] for name, words in seen.items()), seen
+        both.main.broker.start()
+        await both.main.start_steward()
+    assert await came(both.acme) == ["one", "three"]
+
+
+async def test_who_listens_to_a_worker_hears_every_event_until_it_does_not_want_to(both: LinkedSpaces) -> None:
+    heard: list[LinkEvent] = []
+    async with worker(both.acme) as running:
+        remove = running.listen(heard.append)
+        await said(both.main, "ada", "one")
+        await eventually(lambda: any(isinstance(each, PullAdvanced) and each.admitted for each in heard), within=20)
+        remove()
+        count = len(heard)
+        await said(both.main, "ada", "two")
+        await until_came(both.acme, ["one", "two"])
+        await until(both.acme, "live")
+        assert len(heard) == count
+
+
 # --- the other direction ---
 
 
@@ -441,4 +539,6 @@ async def test_a_link_that_the_other_side_ended_is_said_to_be_at_once(both: Link
         await unlinked(both.main)
         async with asyncio.timeout(8):  # it would be asked again after 15 seconds at least
             await until(both.acme, "paused")
-        assert (await status(both.acme))["live"]["words"]
+        live = (await status(both.acme))["live"]
+        assert (live["ended_there"], live["connectivity"]) == (True, "offline")
+        assert "its operator ended the link" in live["words"]

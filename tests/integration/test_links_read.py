@@ -101,7 +101,8 @@ async def test_a_link_without_a_name_and_a_space_behind_it_are_shown_by_the_begi
     async with connect(space, "bob", channels=["general", "general2"]) as bob:
         await west.admit(space, west.say("one"), "general2")
         await admit(space, north.say("two", "news").but(hops=2))
-        one, two = await received(bob, 2)
+        # two channels have no order between them
+        one, two = sorted(await received(bob, 2), key=lambda each: each.text)
         assert (one.sender.name, one.origin) == (f"ada@{west.id[:10]}…", f"{west.id[:10]}…")
         assert two.origin == f"{north.id[:10]}…"
         await north.link(space, "north", channels={})
@@ -325,6 +326,33 @@ async def test_who_only_watches_gets_linked_messages_too(space: RealSpace) -> No
         await bob.watch(">")
         for text in ("one", "two"):
             await west.admit(space, west.say(text))
+        assert [m.text for m in await received(bob, 2)] == ["one", "two"]
+
+
+async def test_what_a_sender_said_later_does_not_pass_what_cannot_be_judged_yet(
+    space: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links are known a moment before who waits for that is told: what comes in between waits too."""
+    await space.add("bob", read=[">"])
+    west = OtherSpace()
+    await west.link(space)
+    async with connect(space, "bob") as bob:
+        await bob.watch(">")
+        known, go_on = asyncio.Event(), asyncio.Event()
+        adopt = bob.links._read
+
+        async def slowly() -> None:
+            await adopt()
+            known.set()
+            await go_on.wait()
+
+        monkeypatch.setattr(bob.links, "_read", slowly)
+        await west.admit(space, west.say("one"))
+        await asyncio.wait_for(known.wait(), 20)
+        await west.admit(space, west.say("two"))
+        with pytest.raises(TimeoutError):
+            await bob.next_message(timeout=0.5)
+        go_on.set()
         assert [m.text for m in await received(bob, 2)] == ["one", "two"]
 
 

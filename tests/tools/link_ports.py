@@ -15,6 +15,7 @@ import itertools
 import random
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -640,7 +641,10 @@ class Books:
         return self.connection.serialize()
 
     def put_back(self, copy: bytes) -> None:
-        self.connection.deserialize(copy)
+        # Not `deserialize` into the connection itself: SQLite 3.40 crashes in statements with `json_each` after that.
+        with closing(sqlite3.connect(":memory:")) as older:
+            older.deserialize(copy)
+            older.backup(self.connection)
 
     def job(self, job: Callable[[sqlite3.Connection], T]) -> T:
         self.connection.execute("BEGIN")

@@ -132,6 +132,7 @@ def link_subjects(s: Subjects) -> dict[str, int]:
         f"{s.root}.ctl.{ADMISSION_SERVICE}.*": CONTROL_ANSWER,
         f"{s.root}.via.>": PUBLISH_ANSWER,
         f"{s.root}.dm.>": PUBLISH_ANSWER,
+        f"{s.root}.task.>": PUBLISH_ANSWER,
     }
 
 
@@ -249,9 +250,11 @@ def peer_limits(expires: int | None = None) -> UserLimits:
 
 def link_permissions(s: Subjects, worker_id: str) -> Permissions:
     """This space's own worker of links: it admits what was said elsewhere, and asks what was. It reads no stream, and
-    what it puts into mailboxes opens only with the signature of its sender over the space it was written in."""
+    what it puts into mailboxes and queues opens only with the signature of its sender over the space it was written
+    in."""
+    admitted = [f"{s.root}.{kind}.>" for kind in ("via", "dm", "task")]
     return Permissions(
-        publish=[f"{s.root}.via.>", f"{s.root}.dm.>", f"{s.root}.ctl.{ADMISSION_SERVICE}.{worker_id}"],
+        publish=[*admitted, f"{s.root}.ctl.{ADMISSION_SERVICE}.{worker_id}"],
         subscribe=[inbox(worker_id)],
     )
 

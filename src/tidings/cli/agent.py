@@ -329,7 +329,7 @@ def revoke(
     """
     where = place(space, home)
     _row(where, name)
-    if not yes and not typer.confirm(f"Revoke {name} in space {where.home.name}? This cannot be undone.", err=True):
+    if not yes and not output.agreed(f"Revoke {name} in space {where.home.name}? This cannot be undone."):
         raise typer.Exit(1)
     granted = asyncio.run(_administered(where, f"revoking {name}", lambda admin: admin.revoke(name)))
     if as_json:

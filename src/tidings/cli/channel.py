@@ -166,7 +166,7 @@ def remove(
     check_channel(channel)
     where = place(space, home, acting_as)
     where.check()
-    if not yes and not typer.confirm(f"Forget the settings of {channel} in {where.home.name}?", err=True):
+    if not yes and not output.agreed(f"Forget the settings of {channel} in {where.home.name}?"):
         raise typer.Exit(1)
     nothing: dict[str, Any] = {
         "class": None,

@@ -41,7 +41,9 @@ def rotate(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a role of the space a new key; the old one is void. Agents have `tidings agent rotate`.
+    """Give a role of the space a new key; the old one is void.
+
+    Agents have `tidings agent rotate` for that, and links with other spaces `tidings link renew`.
 
     `steward`: a new signing key, which readers follow by themselves, and a new credential; it is away for a moment.
 
@@ -61,7 +63,8 @@ def rotate(
     """
     if role not in ROLES:
         raise UsageError(
-            f"{role!r} has no key that is rotated here: {', '.join(ROLES)}; agents: `tidings agent rotate`"
+            f"{role!r} has no key that is rotated here: {', '.join(ROLES)}; agents: `tidings agent rotate`, links: "
+            "`tidings link renew`"
         )
     if (finish or now) and role != "authority":
         raise UsageError(f"--finish and --now are for the authority: `tidings keys rotate {role}` is one step")

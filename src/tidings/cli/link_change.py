@@ -23,7 +23,7 @@ from tidings.cli.link_asking import LinkArgument, asked, links_of, meant, name_o
 from tidings.cli.link_invite import channel_names
 from tidings.cli.link_words import mapping
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
-from tidings.errors import InvalidName, TidingsError, UsageError
+from tidings.errors import InvalidName, OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.space.agents import as_patterns
 from tidings.wire.keys import public_bytes
 from tidings.wire.patterns import covers_any
@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
 #: characters of a space's id that name it, at least
 SHORTEST_ID = 6
+#: what passes beside channels, and what it is called
+SWITCH_WORDS = (
+    ("direct", "direct messages"),
+    ("roster", "each tells the other who its agents are"),
+    ("tasks", "tasks for roles of each other"),
+)
 
 
 def change(
@@ -53,12 +59,12 @@ def change(
         list[str] | None,
         typer.Option(
             "--beyond",
-            help="What of a space behind theirs may come through it; '' for nothing.",
+            help="What of a space behind theirs may come through it (with --hops 2); '' for nothing (with --hops 1).",
             metavar="SPACE:THEIRS[=OURS]",
         ),
     ] = None,
     hops: Annotated[
-        int | None, typer.Option(help="Links a message may come over; from 2 on others' words go on to them.")
+        int | None, typer.Option(help="Links a message may come over; from 2 on others' words go on to them too.")
     ] = None,
     until: Annotated[
         str | None, typer.Option(help="For how long from now, such as 90d; or never.", metavar="TIME")
@@ -67,10 +73,14 @@ def change(
         bool | None,
         typer.Option("--direct/--no-direct", help="Agents of both may write to each other; with --roster."),
     ] = None,
+    tasks: Annotated[
+        bool | None,
+        typer.Option("--tasks/--no-tasks", help="Agents of both may ask roles of the other; with --roster."),
+    ] = None,
     roster: Annotated[
         bool | None,
         typer.Option(
-            "--roster/--no-roster", help="They are told who your agents are; with --no-roster no mail passes."
+            "--roster/--no-roster", help="They are told who your agents are; with --no-roster no mail or task passes."
         ),
     ] = None,
     yes: YesOption = False,
@@ -85,7 +95,8 @@ def change(
 
     In a chain of spaces A, B, C the operator of B lets words of A go on to C (`link set C --hops 2`), and the operator
     of C lets them in (`link set B --beyond A:general=a.general`); A is named as it is called here, or by its id, which
-    `link show B` tells.
+    `link show B` tells. Such a message comes over two links: with `--beyond` the link has `--hops 2` unless you name
+    another number, and others' words go on to them as well; `--beyond ''` takes both back, unless you say `--hops 2`.
 
     Examples:
 
@@ -96,21 +107,32 @@ def change(
       tidings link set acme --until 90d
 
       tidings link set acme --beyond globex:general=globex.general
+
+      tidings link set acme --beyond ''                          nothing through them any more
     """
     where = place(space, home)
     row = meant(where, name)
-    before, after = _changed(where, row, share, take, beyond, hops, until, direct=direct, roster=roster)
+    switches = _switched(direct=direct, roster=roster, tasks=tasks)
+    before, after = _changed(where, row, share, take, beyond, hops, until, switches)
     words = list(_differences(before, after))
-    if not words:
-        raise UsageError("it is so already: name what is to be otherwise (`tidings link set --help`)")
+    if not words and row.state != "setting":  # what was said before and is not in force yet is said again
+        raise UsageError(
+            f"it is so already: say what is to be otherwise on the link with {name_of(row)} (`tidings link set --help`)"
+        )
     if not as_json:
         for text in words:
             output.say(text)
-    if not yes and (more := _wider(before, after)) and not typer.confirm(f"Let them {more}?", err=True):
+    if not yes and (more := _wider(before, after)) and not output.agreed(f"Let them {more}?"):
         raise typer.Exit(1)
-    asyncio.run(_set(where, after))
+    try:
+        asyncio.run(_set(where, after))
+    except (UnreachableError, OutcomeUnknown) as error:
+        raise type(error)(
+            f"{error}. What you said of the link with {name_of(row)} is written down: it holds when you repeat "
+            "this while the steward answers, or when the space starts"
+        ) from error
     if as_json:
-        shown = ("link", "space", "channels", "beyond", "shares", "hops", "until", "direct", "roster")
+        shown = ("link", "space", "channels", "beyond", "shares", "hops", "until", *dict(SWITCH_WORDS))
         fields = msgspec.to_builtins(after)
         output.data({each: fields[each] for each in shown} | {"changed": words})
         return
@@ -128,9 +150,7 @@ def _changed(
     beyond: list[str] | None,
     hops: int | None,
     until: str | None,
-    *,
-    direct: bool | None,
-    roster: bool | None,
+    switches: dict[str, str],
 ) -> tuple[Link, Link]:
     """The record as it is, and as it is to be."""
     from tidings.space.linking import terms_of
@@ -147,15 +167,15 @@ def _changed(
         changes["channels"] = channel_names("--take", [each for each in take if each])
     if beyond is not None:
         changes["beyond"] = _behind(where, row, [each for each in beyond if each])
-    if hops is None and changes.get("beyond") and before.hops == 1:
-        hops = 2
+    if hops is None:
+        hops = _hops_with(before, changes.get("beyond"))
     if hops is not None:
         if not 1 <= hops <= MOST_HOPS:
             raise UsageError(f"a message comes over 1 to {MOST_HOPS} links: `--hops 2`")
         changes["hops"] = hops
     if until is not None:
         changes["until"] = None if until == "never" else int(time.time()) + seconds("--until", until)
-    changes |= _switched(direct, roster)
+    changes |= switches
     after = msgspec.structs.replace(before, **changes)
     if after.beyond and after.hops == 1:
         raise UsageError("what comes from behind another space comes over 2 links at least: leave --hops 1 out")
@@ -164,13 +184,23 @@ def _changed(
     return before, after
 
 
-def _switched(direct: bool | None, roster: bool | None) -> dict[str, str]:
-    """Who is there has to be known to be written to: mail is on with the roster, and off without it."""
-    if direct and roster is False:
-        raise UsageError("direct messages need the roster of both: leave --no-roster or --direct out")
-    roster, direct = (True if direct else roster), (False if roster is False else direct)
-    switches = {"direct": direct, "roster": roster}
-    return {name: "on" if on else "off" for name, on in switches.items() if on is not None}
+def _hops_with(before: Link, beyond: dict[str, dict[str, str]] | None) -> int | None:
+    """What names a space behind theirs needs two links, and what takes that back needs one; None: it stays."""
+    if beyond and before.hops == 1:
+        return 2
+    return 1 if beyond == {} and before.beyond and before.hops > 1 else None
+
+
+def _switched(*, direct: bool | None, roster: bool | None, tasks: bool | None) -> dict[str, str]:
+    """Who is there has to be known to be reached: mail and tasks are on with the roster, and off without it."""
+    if (direct or tasks) and roster is False:
+        raise UsageError("direct messages and tasks need the roster of both: leave --no-roster out, or the other")
+    if roster is False:
+        direct = tasks = False
+    elif direct or tasks:
+        roster = True
+    given = {"direct": direct, "roster": roster, "tasks": tasks}
+    return {name: "on" if on else "off" for name, on in given.items() if on is not None}
 
 
 def _behind(where: Place, row: AgreedLink, given: list[str]) -> dict[str, dict[str, str]]:
@@ -218,7 +248,7 @@ def _differences(before: Link, after: Link) -> Iterator[str]:
         yield f"a message may come over {after.hops} links: what other spaces said {on}, where they may read it"
     if before.until != after.until:
         yield f"it ends {moment_of(after.until) if after.until else 'when you end it'}"
-    for switch, words in (("direct", "direct messages"), ("roster", "each tells the other who its agents are")):
+    for switch, words in SWITCH_WORDS:
         if getattr(before, switch) != getattr(after, switch):
             yield f"{words}: {getattr(after, switch)}"
 
@@ -230,6 +260,7 @@ def _wider(before: Link, after: Link) -> str:
         "read more": reads,
         "know all agents here by name": after.roster == "on" != before.roster,
         "write to agents here": after.passes_mail and not before.passes_mail,
+        "give tasks to agents here": after.passes_tasks and not before.passes_tasks,
     }
     return " and ".join(words for words, is_new in found.items() if is_new)
 

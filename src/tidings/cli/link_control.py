@@ -15,6 +15,9 @@ from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesO
 from tidings.errors import UsageError
 from tidings.space.link_ledger import AgreedLink
 
+#: between two looks with --poll
+EVERY = "30s"
+
 
 def pause(
     name: LinkArgument,
@@ -56,7 +59,8 @@ def resume(name: LinkArgument, space: SpaceOption = None, home: HomeOption = Non
     if as_json:
         output.data({"link": row.link, "was": answer["was"], "worker": by_worker})
         return
-    output.say(f"link with {name_of(row)} goes on" if answer["was"] is not None else "it was not paused")
+    was = "goes on" if answer["was"] is not None else "was not paused"
+    output.say(f"link with {name_of(row)} {was}")
     if not by_worker:
         output.say(NOBODY)
     output.hint(f"tidings link show {name_of(row)} --follow")
@@ -81,7 +85,7 @@ def remove(
     """
     where = place(space, home)
     row = meant(where, name)
-    if not yes and not typer.confirm(f"End the link with {name_of(row)}?", err=True):
+    if not yes and not output.agreed(f"End the link with {name_of(row)}?"):
         raise typer.Exit(1)
     ended = asyncio.run(_remove(where, row))
     if as_json:
@@ -113,7 +117,10 @@ def run(
     poll: Annotated[
         bool, typer.Option("--poll", help="Look every so often, instead of hearing of what is new.")
     ] = False,
-    every: Annotated[str, typer.Option(help="How often to look with --poll: 30s, 5m, 1h.", metavar="TIME")] = "30s",
+    every: Annotated[
+        str | None,
+        typer.Option(help=f"How often to look with --poll: 30s, 5m, 1h; {EVERY} if not said.", metavar="TIME"),
+    ] = None,
     space: SpaceOption = None,
     home: HomeOption = None,
 ) -> None:
@@ -129,7 +136,11 @@ def run(
     """
     where = place(space, home)
     where.home.read_info()
-    pause = float(seconds("--every", every)) if poll else None
+    if every is not None and not poll:
+        raise UsageError(
+            "--every says how often --poll looks: say --poll too, or neither to hear of what is new at once"
+        )
+    pause = float(seconds("--every", every or EVERY)) if poll else None
     if pause is not None and pause < 1:
         raise UsageError("--every is at least a second")
     asyncio.run(_run(where, pause))

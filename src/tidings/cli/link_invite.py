@@ -52,6 +52,9 @@ def invite(
     direct: Annotated[
         bool, typer.Option("--direct", help="Agents of both may write to each other; with --roster.")
     ] = False,
+    tasks: Annotated[
+        bool, typer.Option("--tasks", help="Agents of both may ask roles of the other (reviewer@space); with --roster.")
+    ] = False,
     roster: Annotated[bool, typer.Option("--roster", help="Each space tells the other who its agents are.")] = False,
     url: Annotated[str | None, typer.Option(help="Address by which they reach this space.", metavar="URL")] = None,
     space: SpaceOption = None,
@@ -70,12 +73,14 @@ def invite(
 
       tidings link invite acme --both general --direct         and agents write to each other as name@space
 
+      tidings link invite acme --both general --tasks          and ask roles of each other, reviewer@space
+
       tidings link invite acme --share announcements --take 'team.>=acme.team.>' --until 90d
 
       tidings invitation list                                  and `invitation revoke acme` takes it back
     """
     where = place(space, home)
-    terms = _terms(name, share, take, both, until, hops, direct=direct, roster=roster)
+    terms = _terms(name, share, take, both, until, hops, direct=direct, roster=roster, tasks=tasks)
     made, line, info = asyncio.run(_invite(where, terms, seconds("--expires", expires), url))
     promise = made.link
     assert promise is not None
@@ -105,6 +110,7 @@ def _terms(
     *,
     direct: bool,
     roster: bool,
+    tasks: bool,
 ) -> LinkTerms:
     from tidings.space.link_inviting import LinkTerms
     from tidings.wire.links import MOST_HOPS
@@ -122,7 +128,8 @@ def _terms(
         until=_until(until),
         hops=hops,
         direct="on" if direct else "off",
-        roster="on" if roster or direct else "off",  # who is there has to be known to be written to
+        roster="on" if roster or direct or tasks else "off",  # who is there has to be known to be reached
+        tasks="on" if tasks else "off",
     )
 
 
@@ -176,8 +183,9 @@ def accept(
     ] = None,
     until: UntilOption = None,
     no_direct: Annotated[bool, typer.Option("--no-direct", help="No direct messages, if they offer them.")] = False,
+    no_tasks: Annotated[bool, typer.Option("--no-tasks", help="No tasks, if they offer them.")] = False,
     no_roster: Annotated[
-        bool, typer.Option("--no-roster", help="No roster, if they offer it; then no direct messages either.")
+        bool, typer.Option("--no-roster", help="No roster, if they offer it; then no direct messages or tasks either.")
     ] = False,
     url: UrlOption = None,
     yes: YesOption = False,
@@ -217,6 +225,7 @@ def accept(
         until=_until(until),
         direct=not (no_direct or no_roster),
         roster=not no_roster,
+        tasks=not (no_tasks or no_roster),
         urls=tuple(url or ()),
     )
     found = asyncio.run(
@@ -234,7 +243,7 @@ def _agree(where: Place, proposal: Proposal, *, yes: bool) -> None:
         output.say(f"  {text}")
     if not proposal.url and record.shares:
         output.say(f"note: {_nowhere(record.space)}")
-    if not yes and not typer.confirm("Link the two?", err=True):
+    if not yes and not output.agreed("Link the two?"):
         raise typer.Abort
 
 
@@ -246,8 +255,9 @@ def _words(record: Link, offered: tuple[str, ...], wanted: tuple[str, ...]) -> l
         f"you take {_taken(record.channels)}{less}",
         f"they may read {listed(record.shares)} of yours{fewer}",
         f"it is called {record.space} here, and ends {moment_of(record.until) if record.until else 'when you end it'}",
-        f"direct messages: {'on' if record.passes_mail else 'off'}; each tells the other who its agents are: "
-        f"{record.roster}; links a message may come over: {record.hops}",
+        f"direct messages: {'on' if record.passes_mail else 'off'}; tasks for roles of each other: "
+        f"{'on' if record.passes_tasks else 'off'}; each tells the other who its agents are: {record.roster}",
+        f"links a message may come over: {record.hops}",
     ]
 
 

@@ -60,7 +60,7 @@ def _trusted(where: Place, row: AgreedLink, agent: str, *, yes: bool) -> dict[st
     if not yes:
         output.say(f"{agent}@{name_of(row)} was {shown['before']}")
         output.say(f"{agent}@{name_of(row)} is {shown['now']} there now, which does not say that it took over")
-        if not typer.confirm("Does their operator say so too, and is it to be that one?", err=True):
+        if not output.agreed("Does their operator say so too, and is it to be that one?"):
             raise typer.Exit(1)
     changed, _ = asked(where, "trust", link=row.link, name=agent, key=shown["now"])
     return changed

@@ -124,7 +124,7 @@ def _readable(payload: bytes) -> str:
 def quarantine_retry(
     name: LinkArgument,
     seqs: Annotated[
-        list[int] | None, typer.Argument(help="Records; or --all.", metavar="[SEQ]...", callback=countable)
+        list[int] | None, typer.Argument(help="Records; or --all.", metavar="SEQ", callback=countable)
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     space: SpaceOption = None,
@@ -142,12 +142,16 @@ def quarantine_retry(
     where = place(space, home)
     row = meant(where, name)
     if bool(seqs) == every:
-        raise UsageError("say which records to try, or --all")
+        raise UsageError(f"say which records of {name_of(row)} to try, or --all")
     answer, by_worker = asked(where, "retry", link=row.link, seqs=None if every else seqs)
     if as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
-    output.say(f"{answer['count']:,} records of {name_of(row)} are tried again" + ("" if by_worker else f"; {NOBODY}"))
+    if not answer["count"]:
+        output.say(f"nothing of {name_of(row)} is in quarantine")
+        return
+    tried = f"{answer['count']:,} records of {name_of(row)} are tried again"
+    output.say(tried if by_worker else f"{tried} once a worker carries the link; {NOBODY}")
     output.hint(f"tidings link quarantine list {name_of(row)}")
 
 

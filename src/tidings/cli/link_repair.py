@@ -11,7 +11,7 @@ import typer
 from tidings.cli import completion, link_words, output
 from tidings.cli.link_asking import NOBODY, PATIENCE, LinkArgument, asked, meant, name_of
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
-from tidings.errors import UsageError, WorkerUnreachable
+from tidings.errors import BrokerUnreachable, UsageError, WorkerUnreachable
 
 #: seconds in which a worker that was told to leave has done so
 LEAVING = 20.0
@@ -32,8 +32,14 @@ def verify(name: LinkArgument, space: SpaceOption = None, home: HomeOption = Non
     """
     where = place(space, home)
     row = meant(where, name)
-    with output.working(f"comparing with {name_of(row)}"):
-        answer, by_worker = asked(where, "verify", link=row.link)
+    try:
+        with output.working(f"comparing with {name_of(row)}"):
+            answer, by_worker = asked(where, "verify", link=row.link)
+    except BrokerUnreachable as error:
+        raise BrokerUnreachable(
+            f"{error}. The link with {name_of(row)} is compared while both spaces are up; what is new there comes by "
+            "itself once they are"
+        ) from error
     if as_json:
         output.data({"link": row.link, **answer})
     else:
@@ -50,7 +56,7 @@ def rebuild(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="The other space as it is called here, or the link.", metavar="[NAME]", autocompletion=completion.links
+            help="The other space as it is called here, or the link.", metavar="NAME", autocompletion=completion.links
         ),
     ] = None,
     ledger: Annotated[
@@ -61,13 +67,15 @@ def rebuild(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget how far a link is and what is in its quarantine, and read all again that the other space still has.
+    """Forget how far a link is, and read all again that the other space still has.
 
-    Messages that are here already, or were until this space removed them by age, do not come twice. `--ledger` does it
-    for all links, and works when the ledger cannot be read any more: the file is set aside as `links.db.aside`. Links
-    that were paused go on then, records that were given up are in quarantine again, and which key a name like bob@acme
-    stands for is learnt anew: look at `tidings link people`. Messages that this space had removed by age come again,
-    if the others still have them: only the ledger knew of those.
+    Messages that are here already, or were until this space removed them by age, do not come twice. Records in
+    quarantine stay there, since the other space may have them no more, and are tried again at once. `--ledger` does it
+    for all links, and works when the ledger cannot be read any more: the file is set aside as `links.db.aside`, with
+    the only copies of what was in quarantine and is gone there. Links that were paused go on then, records that were
+    given up are in quarantine again, and which key a name like bob@acme stands for is learnt anew: look at `tidings
+    link people`. Messages that this space had removed by age come again, if the others still have them: only the ledger
+    knew of those.
 
     Examples:
 
@@ -77,29 +85,30 @@ def rebuild(
     """
     where = place(space, home)
     if bool(name) == ledger:
-        raise UsageError("say which link to read again, or --ledger for all of them")
+        raise UsageError("say which link to read again, or --ledger for all of them, and not both")
     if ledger:
         _rebuild_all(where, yes=yes, as_json=as_json)
         return
     row = meant(where, name or "")
-    if not yes and not typer.confirm(f"Read everything of {name_of(row)} again?", err=True):
+    if not yes and not output.agreed(f"Read everything of {name_of(row)} again?"):
         raise typer.Exit(1)
     answer, by_worker = asked(where, "rebuild", link=row.link)
     if as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
-    output.say(f"link with {name_of(row)} begins anew; it had handled {answer['handled']:,} of the other log")
+    kept = f"; {answer['quarantined']:,} in quarantine are tried again" if answer.get("quarantined") else ""
+    output.say(f"link with {name_of(row)} begins anew; it had handled {answer['handled']:,} of the other log{kept}")
     if not by_worker:
         output.say(NOBODY)
     output.hint(f"tidings link show {name_of(row)} --follow")
 
 
 def _rebuild_all(where: Place, *, yes: bool, as_json: bool) -> None:
-    from tidings.link.agreements import set_ledger_aside
+    from tidings.link.ledger_file import set_ledger_aside
     from tidings.link.local_socket import ask
 
     where.home.read_info()
-    if not yes and not typer.confirm("Begin a new ledger, and read everything of all links again?", err=True):
+    if not yes and not output.agreed("Begin a new ledger, and read everything of all links again?"):
         raise typer.Exit(1)
     with suppress(WorkerUnreachable):  # whoever keeps it running starts it again
         asyncio.run(ask(where.home.link_socket, "leave", within=PATIENCE))

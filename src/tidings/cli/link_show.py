@@ -59,6 +59,9 @@ def list_links(
     )
     if not by_worker and any(each["takes"] for each in links):
         output.say(NOBODY)
+    for each in links:
+        if link_words.state(each) == "ended there":
+            output.say(link_words.ended_there_words(each["space"] or each["link"]))
     output.hint("tidings link show NAME" if rows else "tidings link --help")
 
 

@@ -10,15 +10,25 @@ from tidings.cli import link_words
 from tidings.cli.link_asking import ANSWERS, links_of, name_of
 from tidings.cli.link_words import unreached_words
 from tidings.cli.options import Place
-from tidings.errors import WorkerUnreachable
+from tidings.errors import TidingsError, WorkerUnreachable
 from tidings.space.link_ledger import AgreedLink
 
 
 def look(where: Place, supervised: bool) -> dict[str, Any]:
-    """For `tidings status`: links in one line, and what is wrong with them."""
+    """For `tidings status`: links in one line, and what is wrong with them. Whatever that is, the rest is shown too."""
     from tidings.link.local_socket import ask
 
-    known = links_of(where)
+    try:
+        known = links_of(where)
+    except TidingsError as error:
+        return {
+            "count": None,
+            "taking": None,
+            "supervised": {},
+            "said": "unknown",
+            "links": [],
+            "problems": [str(error)],
+        }
     wanted = [row for row in known if row.state in ("on", "setting")]
     taking = [row for row in wanted if row.takes(time.time())]
     wrong = [*_ended_unasked(known), *_unreachable(where, taking)]
@@ -31,14 +41,21 @@ def look(where: Place, supervised: bool) -> dict[str, Any]:
         shown = [each for each in found if each["state"] in ("on", "setting")]
         facts["links"] = [{"space": each["space"], "state": link_words.state(each)} for each in shown]
         said = ", ".join(map(_in_words, shown))
+        ended = [each["space"] for each in facts["links"] if each["state"] == "ended there"]
+        wrong += [link_words.ended_there_words(name) for name in ended]
         return facts | {"runs": True, "said": said, "problems": wrong}
-    except WorkerUnreachable as error:
-        facts |= {"runs": False, "said": f"{len(wanted)} agreed, {len(taking)} of them take something in, not carried"}
+    except TidingsError as error:
+        runs = not isinstance(error, WorkerUnreachable)
+        facts |= {
+            "runs": runs,
+            "said": f"{len(wanted)} agreed, not carried: nothing comes in over {len(taking)} of them",
+        }
         if not taking:
             return facts | {"said": f"{len(wanted)} agreed, nothing comes in over them", "problems": wrong}
-        why = told.get("why") or error
-        problem = f"what {len(taking)} linked spaces share is not carried: {why}; `tidings logs links` says more"
-        return facts | {"problems": [*wrong, problem] if supervised and told else wrong}
+        why = error if runs else told.get("why") or error
+        shared = "1 linked space shares" if len(taking) == 1 else f"{len(taking)} linked spaces share"
+        problem = f"what {shared} is not carried: {why}; `tidings logs links` says more"
+        return facts | {"problems": [*wrong, problem] if runs or (supervised and told) else wrong}
 
 
 def _in_words(link: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ def state(link: Facts) -> str:
     if not link["takes"]:
         return "over" if _is_over(link) else "shares only"
     if live is not None:
-        return str(live["status"])
+        return "ended there" if live.get("ended_there") else str(live["status"])
     if ledger and ledger["paused"] is not None:
         return "paused"
     return "waiting" if link["reached"] is None else "not carried"
@@ -42,6 +42,14 @@ def unreached_words(name: str) -> str:
         "how it is reached is not known here, because its agreement was interrupted or an older copy of this space was "
         f"put back. Accept the line again if you have just begun; else `tidings link renew {name}`, here or there, and "
         "accept the line that it prints on the other side"
+    )
+
+
+def ended_there_words(name: str) -> str:
+    """What is to be done about a link that the other operator ended."""
+    return (
+        f"{name} ended the link: nothing comes from there any more, and nothing goes there. `tidings link remove "
+        f"{name}` ends it here too; what came stays. To link the two again, ask its operator for a new line after that"
     )
 
 
@@ -157,9 +165,19 @@ def _passes_on(link: Facts) -> str:
 
 
 def _why(link: Facts, live: Facts) -> str | None:
+    if link["state"] == "setting":
+        return (
+            "what was said of it last is not in force yet, because the steward did not answer: repeat `tidings link "
+            "set`, or `tidings up`"
+        )
     if state(link) == "waiting":
         name = link["space"] or link["link"]
         return _addressless_words(name) if link["credential"] else unreached_words(name)
+    if state(link) == "ended there":
+        return (
+            f"{ended_there_words(link['space'] or link['link'])}. If its operator did not end it, as after an older "
+            f"copy of this space was put back: `tidings link renew` there, and accept the line here ({live['words']})"
+        )
     return str(link["words"] or live.get("words") or link["why"]) or None
 
 
@@ -167,6 +185,7 @@ def _people(link: Facts) -> Iterator[tuple[str, object]]:
     """Who is known at its other end, whom their space gives another key, and mail."""
     found = link.get("people")
     yield "direct messages", link["direct"] if link["roster"] == "on" else "off"
+    yield "tasks", link["tasks"] if link["roster"] == "on" else "off"
     if found is None:
         yield "roster", "off"
         return
@@ -181,7 +200,16 @@ def _people(link: Facts) -> Iterator[tuple[str, object]]:
         yield "mail from there", f"{mail['came']:,} let in, {mail['refused']:,} refused{forged}"
         if mail.get("waits"):
             yield "mail that waits", mail["waits"]
-    yield "who and mail", found["words"]
+    tasks = found.get("tasks")
+    if tasks is not None:
+        forged = f", {tasks['forged']:,} that nobody signed" if tasks["forged"] else ""
+        yield (
+            "tasks from there",
+            f"{tasks['open']:,} open here, {tasks['ended']:,} ended, {tasks['refused']:,} refused{forged}",
+        )
+        if tasks.get("waits"):
+            yield "tasks that wait", tasks["waits"]
+    yield "who, mail and tasks", found["words"]
 
 
 def _through(live: Facts, ledger: Facts) -> str | None:
@@ -219,6 +247,8 @@ def _status(said: Facts) -> str:
     if "status" not in said:
         return f"shares only{theirs}"
     behind = f", {said['lag_records']:,} records behind" if said["lag_records"] else ""
+    if said.get("ended_there"):
+        return f"ended there: {said['words']}"
     return f"{said['status']}, {said['connectivity']}{behind}{theirs}" + (f": {said['words']}" if said["words"] else "")
 
 
@@ -285,7 +315,8 @@ def verified(name: str, answer: Facts) -> Iterator[str]:
         yield f"{rest:,} records of the other log, of any kind, are not handled yet, and were not compared"
     if answer["equal"]:
         yield f"equal: every record that {name} shares up to {answer['through']:,} is accounted for here"
-        yield f"{total:,} record{'' if total == 1 else 's'}: {counted(answer['counts'])}"
+        yield f"{_records(total)}: {counted(answer['counts'])}"
+        yield from _not_compared(name, answer)
         return
     least = "at least " if answer["more"] else ""
     yield (
@@ -297,3 +328,22 @@ def verified(name: str, answer: Facts) -> Iterator[str]:
             if count := each[f"{side}_count"]:
                 seqs = ", ".join(str(seq) for seq, *_ in each[side][:MOST_SHOWN])
                 yield f"{each['channel']} on {each['day']}: {count:,} {words}: {seqs}" + (", …" if count > 20 else "")
+    yield from _not_compared(name, answer)
+
+
+def _not_compared(name: str, answer: Facts) -> Iterator[str]:
+    """What is outside of what is shared and taken now."""
+    for origin, channel, count in answer.get("not_shared", ()):
+        whose = f"{channel}, which {name} does not share any more"
+        if origin != answer["space"]:
+            whose = f"{channel} of {origin[:12]}, which {name} does not pass on any more"
+        yield f"not compared: {_records(count)} of {whose}; what came stays"
+    if count := answer.get("not_passed_on"):
+        yield f"not compared: {_records(count)} of other spaces, which {name} does not pass on any more"
+    for origin, channel, count in answer.get("not_taken", ()):
+        whose = channel if origin == answer["space"] else f"{channel} of {origin[:12]}"
+        yield f"left out: {_records(count)} of {whose}, which {name} shares and this space does not take"
+
+
+def _records(count: int) -> str:
+    return f"{count:,} record{'' if count == 1 else 's'}"

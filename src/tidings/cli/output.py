@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tidings.errors import UsageError
 from tidings.wire.times import seconds_of
 
 #: words that a terminal may colour, wherever they stand alone in a cell
@@ -55,6 +56,18 @@ def cut(text: str, way: str) -> str:
     if _whole or not sys.stdout.isatty() or len(short) >= len(text.rstrip("\n")):
         return text
     return f"{short}…\n[{len(text):,} characters in all: {as_typed(way)}]"
+
+
+def agreed(question: str) -> bool:
+    """Ask on the terminal. Whoever cannot be asked, as in a script, is told what to say instead."""
+    import typer
+
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        if sys.stdin.isatty():  # Ctrl-C
+            raise
+        raise UsageError("nobody is there to be asked, and nothing was done: --yes says it in advance") from None
 
 
 def say(text: str) -> None:

@@ -357,7 +357,7 @@ def cancel_debt(
     told = f"{debt.after + 1}..{through} of {channel} will not be delivered"
     cause = why or f"cancelled by {_operator()}"
     output.say(f"{names.get(debt.owner, debt.owner)} will be told with its next frame: {told} ({cause})")
-    if not yes and not typer.confirm("Cancel it?", err=True):
+    if not yes and not output.agreed("Cancel it?"):
         raise typer.Exit(1)
     _append_cancel(paths, known, debt, through, cause)
     if as_json:

@@ -301,7 +301,7 @@ def remove(
     """
     where = place(name, home)
     where.home.read_info("`tidings space list` shows those there are")
-    if not yes and not typer.confirm(f"Delete space {name} and everything in it?", err=True):
+    if not yes and not output.agreed(f"Delete space {name} and everything in it?"):
         raise typer.Exit(1)
     where.home.remove()
     output.say(f"space {name} is gone")

@@ -55,15 +55,18 @@ def ask(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask any one holder of a role to do something.
+    """Ask any one holder of a role to do something; of a role of a linked space, too, as `reviewer@acme`.
 
-    Prints the id of the task, or with --wait its result. A task that ends as a dead letter exits with 1.
+    Prints the id of the task, or with --wait its result. A task that ends as a dead letter exits with 1. What goes to
+    another space is sealed for those who hold the role there now, and waits here while that space is away.
 
     Examples:
 
       tidings ask reviewer 'is the change in src/ right?'
 
       tidings ask reviewer 'look at it' --wait 600 --deadline 3600
+
+      tidings ask reviewer@acme 'would you?' --wait 600        in a linked space (`tidings link set acme --tasks`)
     """
     where = place(space, home, acting_as)
     words, chosen = spoken(text), chosen_id(message_id)
@@ -250,7 +253,7 @@ def show_dead(
         return
     rows = [(key, value) for key, value in found.items() if key != "ok"]
     output.table(("what", "value"), [*rows, ("payload", on_a_line(payload or ""))], empty="")
-    output.hint(f"tidings dead retry {letter}")
+    output.hint(f"tidings dead {'drop' if '@' in found.get('role', '') else 'retry'} {letter}")
 
 
 @app.command("retry")
@@ -288,7 +291,7 @@ def drop_dead(
       tidings dead drop 42 --yes
     """
     which = _which(letter)
-    if not yes and not typer.confirm(f"Drop {letter}? What was asked or said is gone then.", err=True):
+    if not yes and not output.agreed(f"Drop {letter}? What was asked or said is gone then."):
         raise typer.Exit(1)
     _report(letter, _call(place(space, home, acting_as), "drop", **which), as_json)
 

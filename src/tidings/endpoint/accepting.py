@@ -238,15 +238,26 @@ async def ask(
         except NameTaken:
             raise
         except (ConflictError, OutcomeUnknown, BrokerUnreachable) as error:
+            again = _away(line, error) if isinstance(error, BrokerUnreachable) else error
             if attempt == ATTEMPTS:
-                raise
-            tell(f"{error}; asking again")
+                raise again from error
+            tell(f"{again}; asking again")
         except AuthRevoked as error:
             raise AuthRevoked(_not_taken(line)) from error
         except (ValueError, KeyError, TypeError) as error:
             raise WireError("the space answered with something that is no answer to this") from error
         await asyncio.sleep(next(delays))
     raise AssertionError("unreachable")
+
+
+def _away(line: InvitationLine, error: BrokerUnreachable) -> BrokerUnreachable:
+    """The broker that does not answer is that of whoever invited, and not one that could be started here."""
+    if line.trust != Trust.PLAIN:
+        return error
+    return BrokerUnreachable(
+        f"space {line.space}, which invited, does not answer ({error.__cause__}): whoever runs it starts it; accept "
+        "the same line then"
+    )
 
 
 def _not_taken(line: InvitationLine) -> str:

@@ -25,7 +25,6 @@ from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
 from tidings.errors import OutcomeUnknown, UnreachableError, WireError
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
-from tidings.wire.links import read_mail_origin
 from tidings.wire.message import Message
 from tidings.wire.seal import is_sealed, open_sealed
 from tidings.wire.states import ReceiptStage
@@ -110,15 +109,11 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
         self._arrived.put_nowait((held, self._incoming(held, received, inside)))
 
     async def _know_origin(self, subject: str, block: bytes) -> None:
-        """Of what came over a link, the link record has to be known. An agent of this space that says so of its own
-        message is refused before anybody is asked about links."""
-        origin = read_mail_origin(Headers.parse(block).fields) if block else None
-        parsed = self.identity.subjects.parse(subject) if origin is not None else None
-        if origin is None or not isinstance(parsed, Direct):
-            return
-        if await self.endpoint.directory.is_of_this_space(parsed.sender):
-            raise WireError(f"{parsed.sender} is an agent of this space, and its messages come over no link")
-        await self.endpoint.links.learn_record(origin.agreed)
+        """Of what came over a link, the link record has to be known."""
+        parsed = self.identity.subjects.parse(subject) if block else None
+        if isinstance(parsed, Direct):
+            fields, is_ours = Headers.parse(block).fields, self.endpoint.directory.is_of_this_space
+            await self.endpoint.links.learn_origin(parsed.sender, fields, is_ours)
 
     def _opened(self, subject: str, block: bytes, payload: bytes, time_ns: int) -> tuple[Received, Message]:
         fields = Headers.parse(block).fields if block else ()

@@ -18,15 +18,16 @@ import asyncio
 import difflib
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Incoming
-from tidings.errors import AmbiguousPeer, DeniedError, TidingsError, UnknownPeer
+from tidings.errors import AmbiguousPeer, DeniedError, PeerUnheard, TidingsError, UnknownPeer
 from tidings.wire.message import Mention, Message, Sender
-from tidings.wire.names import foreign_name, short_id, shown_space
+from tidings.wire.names import foreign_name, role_elsewhere, short_id, shown_space, split_role
 from tidings.wire.roster import Agent
 
 #: how long a message waits for the name of its sender, and how long nobody is asked again for one that did not come
@@ -42,8 +43,9 @@ Named = tuple[str, tuple[str, ...]]
 # --- who is meant by a name: rules over whatever list of agents is at hand ---
 
 
-def resolve_among(agents: Iterable[Agent], text: str) -> Agent:
-    """Who is meant: an id, a name, or a name in another case if only one agent has it."""
+def resolve_among(agents: Iterable[Agent], text: str, unheard: Mapping[str, str] = MappingProxyType({})) -> Agent:
+    """Who is meant: an id, a name, or a name in another case if only one agent has it. `unheard`: linked spaces of
+    whose agents nobody is told now; who is not known there is PeerUnheard, and not nobody."""
     known = list(agents)
     exact = [agent for agent in known if agent.id == text] or [agent for agent in known if agent.name == text]
     if exact:
@@ -54,10 +56,27 @@ def resolve_among(agents: Iterable[Agent], text: str) -> Agent:
     if alike:
         return alike[0]
     if "@" in text:
+        if (late := unheard_peer(text, unheard)) is not None:
+            raise late
         raise UnknownPeer(f"no agent {text[:132]!r} is known here{_linked_words(known, text)}")
     near = difflib.get_close_matches(text, [agent.name for agent in known], n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; `who` lists the agents of this space"
     raise UnknownPeer(f"no agent {text[:64]!r} in this space{hint}")
+
+
+def unheard_peer(text: str, unheard: Mapping[str, str]) -> PeerUnheard | None:
+    """Why an agent of a linked space is not known now, though it may be there."""
+    space = text.rpartition("@")[2] if "@" in text else ""
+    if space not in unheard:
+        return None
+    if unheard[space] == "paused":
+        return PeerUnheard(
+            f"{text[:132]} is not known now: the link with {space} is paused, or {space} tells nobody who is there. "
+            f"`tidings link resume {space}` ends a pause; ask again then"
+        )
+    return PeerUnheard(
+        f"{text[:132]} is not known yet: it was not told yet who is in {space}, as for seconds after a start. Ask again"
+    )
 
 
 def _linked_words(known: list[Agent], text: str) -> str:
@@ -70,20 +89,50 @@ def _linked_words(known: list[Agent], text: str) -> str:
     if spaces:
         verb = "is linked and tells" if len(spaces) == 1 else "are linked and tell"
         return f": {', '.join(spaces)} {verb} who is there, {wanted[:64] or 'that'} does not now"
-    return (
-        ": no linked space tells who is there now. A link that is paused tells nobody, and for seconds after a start "
-        "none does; `tidings link set NAME --roster` on both sides agrees on it"
-    )
+    return ": no linked space tells who is there; `tidings link set NAME --roster` on both sides agrees on it"
 
 
 def check_takes_mail(agent: Agent) -> Agent:
     """Of an agent of a linked space it is agreed whether direct messages go there."""
     if not agent.direct:
         raise DeniedError(
-            f"{agent.name} cannot be written to: the link with {agent.elsewhere} passes no direct messages; both "
-            "operators agree on it with `tidings link invite --direct`"
+            f"{agent.name} cannot be written to: the link with {agent.elsewhere} passes no direct messages now; both "
+            "operators switch them on with `tidings link set NAME --direct`"
         )
     return agent
+
+
+class TaskAddress(NamedTuple):
+    """Where a task goes: a role of this space, or of a linked one, where it is sealed for those who hold it."""
+
+    role: str
+    readers: tuple[str, ...] = ()
+
+
+def address_task(agents: Iterable[Agent], text: str, unheard: Mapping[str, str] = MappingProxyType({})) -> TaskAddress:
+    """Who is asked by `reviewer`, or by `reviewer@acme`; UnknownPeer if nobody there holds that role, DeniedError if
+    the link passes no tasks. `unheard` as for `resolve_among`."""
+    role, space = split_role(text)
+    if not space:
+        return TaskAddress(role)
+    known = list(agents)
+    there = [agent for agent in known if agent.elsewhere == space]
+    if not there and (late := unheard_peer(text, unheard)) is not None:
+        raise late
+    if not there:
+        raise UnknownPeer(f"no role of {space} can be asked{_linked_words(known, text)}")
+    if not any(agent.tasks for agent in there):
+        raise DeniedError(
+            f"{text} cannot be asked: the link with {space} passes no tasks; both operators agree on it with "
+            "`tidings link set NAME --tasks`"
+        )
+    holders = [agent for agent in there if role in agent.roles]
+    if not holders:
+        held = sorted({each for agent in there for each in agent.roles})
+        near = difflib.get_close_matches(role, held, n=2) or held[:5]
+        hint = f"; its agents hold {', '.join(near)}" if near else ""
+        raise UnknownPeer(f"nobody that {space} tells of holds the role {role}{hint}")
+    return TaskAddress(role_elsewhere(role, holders[0].space), tuple(agent.id for agent in holders))
 
 
 def each_once(mentions: Iterable[Mention]) -> list[Mention]:
@@ -165,6 +214,10 @@ class NameDirectory:
         incoming.mentions = tuple(map(self.mention, incoming.message.mentions))
         incoming.claims, incoming._naming = None, None
         return incoming
+
+    def foreign_sender(self, said: Sender, space: str, space_id: str) -> Sender:
+        """Who of another space asks something of us."""
+        return Sender(said.id, self._foreign_name(said, space, space_id, is_direct=True))
 
     def _foreign_name(self, said: Sender, space: str, space_id: str, *, is_direct: bool) -> str:
         """What its space says it is called, if that is told here; else the name it signed, unless that is another's. Of

@@ -569,8 +569,10 @@ class Endpoint(AgentInterface):
         return await self._tasks.result(message_id, seq, timeout)
 
     async def dead_letters(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """List, show, retry or drop dead letters. The text of a direct message is opened with this agent's key."""
+        """List, show, retry or drop dead letters. What was sealed is opened with this agent's key."""
         answer = await self.call("dead", do, **arguments)
+        if do == "show" and "letter" not in answer and (text := self._tasks.sealed_text(answer)) is not None:
+            answer["text"] = text
         if do == "show" and "letter" in answer and (message := await self.redelivery.opened(answer)) is not None:
             answer["text"] = message.text
         return answer

@@ -74,6 +74,7 @@ class LinkWishes:
     until: int | None = None
     direct: bool = True
     roster: bool = True
+    tasks: bool = True
     #: where the other space reaches ours, if our space does not know
     urls: tuple[str, ...] = ()
 
@@ -285,6 +286,7 @@ class _Acceptor:
             peer=offer.user,
             direct=offer.direct if wishes.direct else "off",
             roster=offer.roster if wishes.roster else "off",
+            tasks=offer.tasks if wishes.tasks else "off",
         )
         record = _as_before(record, before) if before else record
         proposal = Proposal(offer, record, self._own_address(info, wishes.urls))
@@ -335,6 +337,7 @@ class _Acceptor:
             hops=record.hops,
             direct=record.direct,
             roster=record.roster,
+            tasks=record.tasks,
             offer=offered,
             takes=minimal(record.channels),
             url=proposal.url,
@@ -443,6 +446,7 @@ def _as_before(record: Link, before: Link) -> Link:
         until=earliest(record.until, before.until),
         direct=both_on(record.direct, before.direct),
         roster=both_on(record.roster, before.roster),
+        tasks=both_on(record.tasks, before.tasks),
         beyond=before.beyond,
     )
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -25,9 +25,11 @@ import msgspec
 from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
 from tidings.endpoint.connection import AgentConnection
-from tidings.errors import OutcomeUnknown, StewardUnreachable, TidingsError, UnreachableError
+from tidings.errors import OutcomeUnknown, StewardUnreachable, TidingsError, UnreachableError, WireError
 from tidings.space.rulebook import Timeline
 from tidings.wire.envelope import ClaimedOrigin
+from tidings.wire.headers import Fields
+from tidings.wire.links import read_mail_origin
 from tidings.wire.rulings import Link
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,8 @@ REFUSED_PAUSE = 10.0
 PATIENCE = 5.0
 #: versions of link records that are kept; a space has few
 ROWS_KEPT = 10_000
+#: switches of a link record, and what the steward tells of them
+_SWITCHES = (("direct", "mail"), ("tasks", "tasks"))
 
 
 class Judge:
@@ -95,13 +99,13 @@ class LinkTable:
         return False if seq <= self._through else None
 
     def _judge_mail(self, asked: ClaimedOrigin, time_ns: int) -> bool | None:
-        """A direct message names the record it came by, which is as old as it or older."""
+        """A direct message or a task names the record it came by, which is as old as it or older."""
         if self._through < asked.agreed:
             return None
         record = self._at(asked.link, asked.agreed)
         if record is None or asked.agreed < self._floor:  # what was agreed there is not known any more
             return record is not None and record.origin == asked.origin
-        return record.admits_mail(asked.origin, time_ns=time_ns)
+        return record.admits_to_agents(asked.kind, asked.origin, time_ns=time_ns)
 
     def space_name(self, link: str, origin: str, seq: int) -> str:
         """What the space of this id is called here; empty if no link record says it."""
@@ -164,6 +168,17 @@ class LinkTable:
         for hear in self.on_learned:
             hear()
 
+    async def learn_origin(self, sender: str, fields: Fields, is_ours: Callable[[str], Awaitable[bool]]) -> None:
+        """Know the link record that a direct message or a task came by, if it says that it came over a link. An agent
+        of this space that says so of its own is refused (WireError) before anybody is asked about links. Raises as
+        `learn`."""
+        origin = read_mail_origin(fields)
+        if origin is None:
+            return
+        if await is_ours(sender):
+            raise WireError(f"{sender} is an agent of this space, and what it says comes over no link")
+        await self.learn_record(origin.agreed)
+
     async def learn_record(self, seq: int) -> bool:
         """Ask for the link record that is said to be at `seq`, which need not be true; whether that was needed. Raises
         as `learn`."""
@@ -207,8 +222,8 @@ class LinkTable:
     def _adopt(self, rows: list[dict[str, Any]], told: dict[str, Any]) -> None:
         links: dict[str, Timeline[Link]] = {}
         for row in sorted(rows, key=lambda each: int(each["seq"])):
-            mail = "on" if row.get("mail") else "off"
-            record = msgspec.convert({**row, "op": "told", "direct": mail, "roster": mail}, Link)
+            passes = {switch: "on" if row.get(told) else "off" for switch, told in _SWITCHES}
+            record = msgspec.convert({**row, "op": "told", **passes, "roster": "on"}, Link)
             seq = int(row["seq"])
             # what held where the log begins counts below that too: a durable copy may be older than the log
             links.setdefault(record.link, Timeline()).put(seq if seq > int(told["floor"]) else 0, record)

@@ -163,6 +163,9 @@ class LiveCopies:
 
     def _take(self, membership: LocalMembership, copy: LiveCopy) -> None:
         """Surface a copy, unless the one before it was lost: then it waits until that was read from the log."""
+        if any(each.subject == copy.subject for each in membership.unjudged):  # its sender said that one first
+            self._wait_unjudged(membership, copy)
+            return
         if copy.undecided is not None:
             again = self.opener.live(copy.undecided)
             if again is None or again.undecided is not None:
@@ -193,7 +196,7 @@ class LiveCopies:
         if links is None:
             return
         if not membership.confirmed:  # there is nothing to read for it: others pass it
-            membership.unjudged = [*membership.unjudged[-HELD_AT_MOST:], copy]
+            self._wait_unjudged(membership, copy)
             links.want(copy.seq)
         elif membership.unreadable:
             self._note_channel(copy)
@@ -204,6 +207,9 @@ class LiveCopies:
             membership.held = membership.held or []
             self._hold(membership, copy)
             self._catch_up(membership)
+
+    def _wait_unjudged(self, membership: LocalMembership, copy: LiveCopy) -> None:
+        membership.unjudged = [*membership.unjudged[-HELD_AT_MOST:], copy]
 
     def _judge_again(self) -> None:
         for membership in list(self.memberships.values()):

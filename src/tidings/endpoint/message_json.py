@@ -129,9 +129,12 @@ def job_json(job: Job) -> Json:
         "attempt": job.attempt,
         "deadline": job.deadline,
         "asker": sender_json(job.asker.id, job.asker.name, job.claims),
+        # of a task of a linked space: what that is called here, and its id
+        "origin": job.asker.name.partition("@")[2] if job.origin else "",
+        "origin_id": job.origin,
         "text": job.text,
         "parts": wire.document(job.message)["parts"],
-        "message": json.loads(job.message.raw),
+        "message": _opened(job.message),
     }
 
 
@@ -145,8 +148,13 @@ def result_json(message_id: str, result: TaskResult) -> Json:
         "attempt": result.attempt,
         "cause": result.cause,
         "reasons": list(result.reasons),
-        "message": json.loads(result.message.raw) if result.message else None,
+        "message": _opened(result.message) if result.message else None,
     }
+
+
+def _opened(message: Message) -> Json:
+    """A message as it travelled, with what was sealed in it."""
+    return {**json.loads(message.raw), **wire.document(message)}
 
 
 def read_result(found: Json) -> TaskResult:

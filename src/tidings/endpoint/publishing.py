@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,15 +49,15 @@ from tidings.nats.errors import NatsError, NoResponders, NotConnected
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import ExtensionPart, Message
-from tidings.wire.names import check_role
+from tidings.wire.names import check_role_address, role_parts
 from tidings.wire.seal import is_sealed, open_sealed, seal_message
+from tidings.wire.task_seal import TASK_PART, is_sealed_task, open_task, seal_task
 from tidings.wire.times import moment
 
 Kind = Literal["chat", "dm", "task"]
 #: what the steward's services call the stream of each kind
 STREAMS: dict[Kind, str] = {"chat": "log", "dm": "dm", "task": "task"}
-#: see `steward/task_rules`: the part of a task's message that its steward reads
-TASK_PART = "dev.tidings.task"
+#: seconds; see `steward/task_rules`
 LONGEST_DEADLINE = 30 * 86_400
 #: between two tries of a message that the broker is too busy for
 BUSY_STREAM_PAUSE = 0.05
@@ -118,9 +118,11 @@ def prepare_direct(identity: Identity, target: str, message: Message, *, sealed:
     return _prepared(identity, "dm", target, seal_message(identity.key, target, message) if sealed else message)
 
 
-def prepare_task(identity: Identity, role: str, message: Message) -> Prepared:
-    """A task for a role. Its terms are a part of the message: see `task_terms`."""
-    return _prepared(identity, "task", check_role(role), message)
+def prepare_task(identity: Identity, role: str, message: Message, readers: Iterable[str] = ()) -> Prepared:
+    """A task for a role. Its terms are a part of the message: see `task_terms`. One for a role of a linked space is
+    sealed, for `readers`."""
+    elsewhere = role_parts(check_role_address(role))[1]
+    return _prepared(identity, "task", role, seal_task(identity.key, readers, message) if elsewhere else message)
 
 
 def task_terms(deadline: float | None) -> tuple[ExtensionPart, ...]:
@@ -164,6 +166,8 @@ def is_same_message(identity: Identity, prepared: Prepared, stored: bytes) -> bo
 
 def _inside(identity: Identity, prepared: Prepared, payload: bytes) -> Message:
     message = wire.decode(payload)
+    if prepared.kind == "task" and is_sealed_task(message):
+        return open_task(identity.key, identity.id, message)
     if prepared.kind != "dm" or not is_sealed(message):
         return message
     return open_sealed(identity.key, identity.id, message, target_id=prepared.destination)

@@ -25,6 +25,7 @@ from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.directory import each_once, resolve_among
 from tidings.errors import (
     OutcomeUnknown,
+    PeerUnheard,
     StewardUnreachable,
     TidingsError,
     UnknownPeer,
@@ -74,6 +75,8 @@ class Roster:
         self._told = 0
         self._report = report
         self.rows: dict[str, Agent] = {}
+        #: linked spaces whose agents are not told of now, and why
+        self.unheard: dict[str, str] = {}
         #: name and roles of those who are in the roster no more: what they said is still theirs
         self.left: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._boot, self._n = "", 0
@@ -110,7 +113,7 @@ class Roster:
 
     def resolve(self, text: str) -> Agent:
         """Who is meant by an id or a name, by what is known now."""
-        return resolve_among(self.rows.values(), text)
+        return resolve_among(self.rows.values(), text, self.unheard)
 
     async def wait_loaded(self, timeout: float = 5.0) -> None:
         try:
@@ -131,7 +134,7 @@ class Roster:
         await self.wait_loaded(timeout)
         try:
             return self.resolve(text)
-        except UnknownPeer:
+        except (UnknownPeer, PeerUnheard):
             with suppress(UnreachableError, OutcomeUnknown):
                 await self._take_snapshot(timeout)
             return self.resolve(text)
@@ -183,9 +186,13 @@ class Roster:
         self._n, self._heard = delta.n, time.monotonic()
         self.head, self.floor, self.backstop = delta.head, delta.floor, delta.backstop
         self._tell_links(delta.links)
+        before, self.unheard = self.unheard, delta.unheard
         changed = [row for row in delta.rows if self._put(row)]
         gone = [self._dismiss(each) for each in delta.gone if each in self.rows]
-        self._tell([*changed, *(replace(agent, status="offline", attention=None) for agent in gone)])
+        told = [*changed, *(replace(agent, status="offline", attention=None) for agent in gone)]
+        self._tell(told)
+        if not told and before != self.unheard:
+            self._report("roster", self)
 
     def _tell_links(self, newest: int) -> None:
         for hear in self.on_links:
@@ -266,6 +273,7 @@ class Roster:
         self._boot, self._n, self._heard = first["boot"], first["n"], time.monotonic()
         self.ttl, self.head, self.floor = float(first["ttl"]), first["head"], first["floor"]
         self.backstop = msgspec.convert(first["backstop"], Backstop)
+        self.unheard = dict(first.get("unheard") or {})
         gone = self.rows.keys() - {row.id for row in rows}
         lost = [replace(self._dismiss(each), status="offline", attention=None) for each in gone]
         changed = [row for row in rows if self._put(row)]

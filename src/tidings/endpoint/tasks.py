@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
-from tidings.endpoint.directory import claim_of
+from tidings.endpoint.directory import TaskAddress, address_task, claim_of
 from tidings.endpoint.interface import Receipt
+from tidings.endpoint.links import Judge
 from tidings.endpoint.publishing import prepare_task
 from tidings.errors import (
     BadSignature,
@@ -47,7 +48,10 @@ from tidings.wire.headers import Headers
 from tidings.wire.ids import new_id
 from tidings.wire.message import Message, Sender, check_said
 from tidings.wire.names import check_role
+from tidings.wire.seal import is_sealed, open_sealed, seal_message
 from tidings.wire.states import TaskStatus
+from tidings.wire.subjects import Task
+from tidings.wire.task_seal import is_sealed_task, open_task
 from tidings.wire.times import seconds_of
 
 if TYPE_CHECKING:
@@ -135,10 +139,8 @@ class TaskTicket:
         if found.state == TaskStatus.DROPPED:
             return f"task {self.id} for {self.role} was dropped from the dead letters: ask again if it still matters"
         why = found.reasons[-1] if found.reasons else "no reason was given"
-        return (
-            f"task {self.id} for {self.role} is a dead letter ({found.cause}): {why}; "
-            f"`tidings dead retry {self.seq}` queues it again"
-        )
+        cure = "ask again" if "@" in self.role else f"`tidings dead retry {self.seq}` queues it again"
+        return f"task {self.id} for {self.role} is a dead letter ({found.cause}): {why}; {cure}"
 
 
 @dataclass(eq=False)
@@ -154,6 +156,8 @@ class Job:
     #: who asked: the verified id, under the name of its access record
     asker: Sender
     _tasks: Settler = field(repr=False)
+    #: the id of the space it was asked in; empty: in this one
+    origin: str = ""
     #: why it is not ours any more, if the steward said so
     lost: str | None = None
     _ended: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -163,7 +167,7 @@ class Job:
     @property
     def claims(self) -> str | None:
         """What it calls its asker, if that is another name than the access record's."""
-        return claim_of(self.asker, self.message)
+        return None if self.origin else claim_of(self.asker, self.message)
 
     @property
     def text(self) -> str:
@@ -202,8 +206,18 @@ class Tasks:
     # --- asking ---
 
     async def ask(self, role: str, composed: Message, timeout: float) -> TaskTicket:
-        stored = await self.endpoint.publish(prepare_task(self.identity, role, composed), timeout=timeout)
-        return TaskTicket(Receipt(composed.id, stored.seq, warnings=await self._warnings(role)), role, self)
+        where = await self._address(role, timeout)
+        prepared = prepare_task(self.identity, where.role, composed, where.readers)
+        stored = await self.endpoint.publish(prepared, timeout=timeout)
+        warnings = () if where.readers else await self._warnings(role)
+        return TaskTicket(Receipt(composed.id, stored.seq, warnings=warnings), role, self)
+
+    async def _address(self, role: str, timeout: float) -> TaskAddress:
+        """Of a role of another space, who holds it has to be known."""
+        roster = self.endpoint.roster
+        if "@" in role:
+            await roster.wait_loaded(timeout)
+        return address_task(roster.rows.values(), role, roster.unheard)
 
     async def _warnings(self, role: str) -> tuple[str, ...]:
         """Best effort: the task is queued whatever the steward says, or does not say."""
@@ -252,11 +266,14 @@ class Tasks:
         if answer["state"] == TaskStatus.DONE:
             payload, worker = base64.b64decode(answer["result"]), str(answer["worker"])
             destination = f"{answer.get('asker') or self.identity.id}.{message_id}"
-            if not signing.verifies(answer["sig"], self.identity.space_id, "result", worker, destination, payload):
+            space = answer.get("space") or self.identity.space_id
+            if not signing.verifies(answer["sig"], space, "result", worker, destination, payload):
                 raise BadSignature(f"the result of task {message_id} is not signed by {worker}")
             message = wire.decode(payload)
             if message.sender.id != worker:
                 raise BadSignature(f"the result of task {message_id} is signed by another than it claims")
+            if is_sealed(message):
+                message = self._unsealed(message_id, worker, message, answer.get("asker"))
         return TaskResult(
             answer["state"],
             message,
@@ -266,6 +283,13 @@ class Tasks:
             int(answer.get("attempt", 0)),
             tuple(answer.get("reasons", ())),
         )
+
+    def _unsealed(self, task: str, worker: str, message: Message, asker: str | None) -> Message:
+        if asker not in (None, self.identity.id):
+            raise BadSignature(
+                f"the result of task {task} is sealed for the key that this agent had when it asked: ask again"
+            )
+        return open_sealed(self.identity.key, worker, message)
 
     # --- working ---
 
@@ -327,16 +351,17 @@ class Tasks:
 
     async def _start(self, answer: dict[str, Any]) -> Job | None:
         line = answer["task"]
-        opened = self._open_task(line)
-        if isinstance(opened, str):
+        try:
+            opened, message = await self._open_task(line)
+        except WireError as error:
             with suppress(TidingsError):
-                await self.connection.call("task", "fail", seq=line["seq"], reason=opened, retry=False)
+                await self.connection.call("task", "fail", seq=line["seq"], reason=str(error), retry=False)
             return None
-        names = self.endpoint.directory
-        await names.learn([opened.message])
-        asker = names.sender(opened.message.sender)
+        except (UnreachableError, OutcomeUnknown):
+            return None  # whether its link let it in is not known now; whoever claims again gets the same task
+        asker = await self._asker(opened, message)
         deadline = seconds_of(answer["deadline"])
-        job = Job(line["seq"], answer["role"], answer["attempt"], deadline, opened.message, asker, self)
+        job = Job(line["seq"], answer["role"], answer["attempt"], deadline, message, asker, self, opened.origin)
         self._open[job.seq] = job
         job._beating = asyncio.create_task(self._beat(job, float(answer["beat_every"])))
         self._leave_with_its_program(job)
@@ -357,16 +382,40 @@ class Tasks:
             program.add_done_callback(ended)
             job._on_end = lambda: program.remove_done_callback(ended)
 
-    def _open_task(self, line: dict[str, Any]) -> Received | str:
+    async def _open_task(self, line: dict[str, Any]) -> tuple[Received, Message]:
+        """The record and what it says, opened if it is sealed; WireError says why it is no task for us."""
+        own, subject = self.identity, line["subject"]
         block, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
-        try:
-            fields = Headers.parse(block).fields if block else ()
-        except WireError as error:
-            return f"its headers cannot be read ({error})"
-        opened = open_record(self.identity.subjects, self.identity.space_id, line["subject"], fields, payload)
+        fields = Headers.parse(block).fields if block else ()
+        parsed = own.subjects.parse(subject)
+        if not isinstance(parsed, Task):
+            raise WireError("it is not a task")
+        links, names = self.endpoint.links, self.endpoint.directory
+        await links.learn_origin(parsed.sender, fields, names.is_of_this_space)
+        judge = Judge(links, 0, int(seconds_of(line["time"]) * 1e9))
+        opened = open_record(own.subjects, own.space_id, subject, fields, payload, judge)
         if not isinstance(opened, Received):
-            return f"{opened.reason}: {opened.detail}"
-        return opened if opened.kind == "task" else "it is not a task"
+            raise WireError(f"{opened.reason}: {opened.detail}")
+        is_sealed = is_sealed_task(opened.message)
+        return opened, open_task(own.key, opened.sender, opened.message) if is_sealed else opened.message
+
+    def sealed_text(self, letter: dict[str, Any]) -> str | None:
+        """What a dead letter says, if it is a sealed task of ours; None if it is none, or was not kept whole."""
+        if not letter.get("record"):
+            return None
+        with suppress(WireError):
+            message = wire.decode(base64.b64decode(letter["record"]["payload"]))
+            if is_sealed_task(message):
+                return open_task(self.identity.key, message.sender.id, message).text
+        return None
+
+    async def _asker(self, opened: Received, message: Message) -> Sender:
+        names, came = self.endpoint.directory, opened.admission
+        if came is not None:
+            space = self.endpoint.links.space_name(came.link, came.origin, came.agreed)
+            return names.foreign_sender(message.sender, space, came.origin)
+        await names.learn([message])
+        return names.sender(message.sender)
 
     async def _beat(self, job: Job, every: float) -> None:
         while not job.settled:
@@ -385,7 +434,9 @@ class Tasks:
             text = ""
         check_said(text, more=True)
         composed = self._compose(text, data, (), reply_to=job.message.id)
-        payload = wire.encode(composed)
+        if job.origin:  # only its asker is to read it, not whoever keeps it on the way
+            composed = seal_message(self.identity.key, job.asker.id, composed)
+        payload = composed.raw or wire.encode(composed)
         if len(payload) > MAX_RESULT:
             raise TooLarge(f"a result has at most {MAX_RESULT} bytes, this one has {len(payload)}: send a reference")
         destination = f"{job.asker.id}.{job.message.id}"

@@ -10,13 +10,13 @@ message is always sealed, and there is no default destination. Nothing here open
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
-from tidings.endpoint.directory import check_takes_mail, each_once, resolve_among, speaking_as
+from tidings.endpoint.directory import address_task, check_takes_mail, each_once, resolve_among, speaking_as
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import MalformedMessage, TidingsError, TooLarge, UnknownPeer, UsageError
@@ -36,9 +36,10 @@ from tidings.wire.message import (
     Sender,
     TextPart,
 )
-from tidings.wire.names import MAX_TOKEN, check_channel, check_role, is_agent_id
+from tidings.wire.names import MAX_TOKEN, check_channel, is_agent_id, role_parts, split_role
 from tidings.wire.roster import Agent
 from tidings.wire.seal import is_sealed, open_sealed
+from tidings.wire.task_seal import is_sealed_task, open_task, readers_of
 
 #: a body may spell its characters in six bytes each; what does not fit a message is found when it is composed
 MAX_BODY = 2 * 1024 * 1024
@@ -57,6 +58,11 @@ _FIELDS: dict[str, frozenset[str]] = {
 
 class Directory(Protocol):
     """The agents of a space as last seen."""
+
+    @property
+    def unheard(self) -> Mapping[str, str]:
+        """Linked spaces whose agents are not told of now, and why."""
+        ...
 
     def agents(self) -> Iterable[Agent]: ...
 
@@ -126,17 +132,20 @@ def compose_request(
     """The request as a message of this agent, with what the directory knows. `role`: the one it wants to speak in."""
     agents = list(directory.agents())
     row = next((agent for agent in agents if agent.id == identity.id), None)
-    message = _message(request, speaking_as(identity, row.roles if row else (), role), agents)
+    unheard = directory.unheard
+    message = _message(request, speaking_as(identity, row.roles if row else (), role), agents, unheard)
     max_age = age_limit(request)
     if request.channel is not None:
         return Composed(prepare_chat(identity, request.channel, message), message, request.channel, max_age)
     if request.agent is not None:
-        target, shown = _target(agents, request.agent)
+        target, shown = _target(agents, request.agent, unheard)
         _check_reader(agents, target)
         return Composed(prepare_direct(identity, target, message), message, shown, max_age)
     assert request.role is not None
-    warnings = _nobody(agents, request.role)
-    return Composed(prepare_task(identity, request.role, message), message, request.role, max_age, warnings)
+    where = address_task(agents, request.role, unheard)
+    warnings = () if where.readers else _nobody(agents, request.role)
+    prepared = prepare_task(identity, where.role, message, where.readers)
+    return Composed(prepared, message, request.role, max_age, warnings)
 
 
 def age_limit(request: SendRequest) -> float:
@@ -159,25 +168,29 @@ def fingerprint_again(
         gone.append(Agent(id=row.destination, name=request.agent))
     here = {agent.id for agent in agents}
     agents += [agent for agent in gone if agent.id not in here]
-    message = _message(request, sender, agents)
-    kind, destination = _destination(request, agents)
+    message = _message(request, sender, agents, directory.unheard)
+    kind, destination = _destination(request, agents, row, directory.unheard)
     return fingerprint_of(row.space, kind, destination, message, in_ms(age_limit(request)))
 
 
-def _destination(request: SendRequest, agents: list[Agent]) -> tuple[Kind, str]:
+def _destination(
+    request: SendRequest, agents: list[Agent], row: OutboxRow, unheard: Mapping[str, str]
+) -> tuple[Kind, str]:
     if request.channel is not None:
         return "chat", request.channel
     if request.agent is not None:
-        return "dm", _target(agents, request.agent)[0]
+        return "dm", _target(agents, request.agent, unheard)[0]
     assert request.role is not None
-    return "task", request.role
+    role, space = split_role(request.role)
+    # what its space is called here may be known no more: the row has its id
+    return "task", row.destination if space and role_parts(row.destination)[0] == role else request.role
 
 
 def in_ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _message(request: SendRequest, sender: Sender, agents: list[Agent]) -> Message:
+def _message(request: SendRequest, sender: Sender, agents: list[Agent], unheard: Mapping[str, str]) -> Message:
     extra = {} if request.data is None else {"data": request.data}
     wire.check_said(request.text, request.parts, more=request.data is not None)
     try:
@@ -185,7 +198,7 @@ def _message(request: SendRequest, sender: Sender, agents: list[Agent]) -> Messa
             sender,
             text=request.text,
             parts=(*_parts(request), *task_terms(request.deadline)),
-            mentions=_mentions(agents, request.mentions),
+            mentions=_mentions(agents, request.mentions, unheard),
             priority=request.priority,
             reply_to=request.reply_to,
             context=request.context,
@@ -201,8 +214,12 @@ def _message(request: SendRequest, sender: Sender, agents: list[Agent]) -> Messa
 def compose_again(identity: Identity, kind: str, destination: str, payload: bytes) -> Prepared:
     """The same message of this agent under a new id, sealed and signed anew."""
     message = wire.decode(payload)
+    readers: tuple[str, ...] = ()
     if kind == "dm" and is_sealed(message):
         message = open_sealed(identity.key, identity.id, message, target_id=destination)
+    elif kind == "task" and is_sealed_task(message):
+        readers = readers_of(message)
+        message = open_task(identity.key, identity.id, message)
     fresh = wire.compose(
         message.sender,
         parts=message.parts,
@@ -213,18 +230,19 @@ def compose_again(identity: Identity, kind: str, destination: str, payload: byte
     )
     if kind == "dm":
         return prepare_direct(identity, destination, fresh)
-    prepare = prepare_chat if kind == "chat" else prepare_task
-    return prepare(identity, destination, fresh)
+    if kind == "task":
+        return prepare_task(identity, destination, fresh, readers)
+    return prepare_chat(identity, destination, fresh)
 
 
 # --- who ---
 
 
-def _target(agents: list[Agent], text: str) -> tuple[str, str]:
+def _target(agents: list[Agent], text: str, unheard: Mapping[str, str]) -> tuple[str, str]:
     """Id and name of an agent. An id needs no directory: it is the key the message is sealed for."""
     if is_agent_id(text):
         return text, next((agent.name for agent in agents if agent.id == text), text)
-    agent = _resolved(agents, text)
+    agent = _resolved(agents, text, unheard)
     return agent.id, agent.name
 
 
@@ -235,18 +253,18 @@ def _check_reader(agents: list[Agent], target: str) -> None:
             check_takes_mail(agent)
 
 
-def _mentions(agents: list[Agent], named: Iterable[str]) -> list[Mention]:
-    found = [_resolved(agents, text) for text in named]
+def _mentions(agents: list[Agent], named: Iterable[str], unheard: Mapping[str, str]) -> list[Mention]:
+    found = [_resolved(agents, text, unheard) for text in named]
     return each_once(Mention(agent.id, agent.own_name) for agent in found)
 
 
-def _resolved(agents: list[Agent], text: str) -> Agent:
+def _resolved(agents: list[Agent], text: str, unheard: Mapping[str, str]) -> Agent:
     if not agents:
         raise UnknownPeer(
             f"no agent {text[:64]!r} is known here: the agents of this space were never seen from this host; "
             "wait until it has reached the space once, or give the id"
         )
-    return resolve_among(agents, text)
+    return resolve_among(agents, text, unheard)
 
 
 def _nobody(agents: list[Agent], role: str) -> tuple[str, ...]:
@@ -301,7 +319,7 @@ def _check_destination(request: SendRequest) -> None:
     if request.channel is not None:
         check_channel(request.channel)
     if request.role is not None:
-        check_role(request.role)
+        split_role(request.role)
     if request.agent is not None and not 0 < len(request.agent) <= LONGEST_PEER:
         raise UsageError("`agent` is the id or the name of an agent")
     if request.deadline is not None:

@@ -1,21 +1,21 @@
 """Who is in each space as last seen, kept in `host.db`: names resolve while a space cannot be reached.
 
-The roster of an open endpoint is compared now and then with what is kept, and written when a name or a role changed;
+The roster of an open endpoint is compared now and then with what is kept, and written when a name or a role changed,
+or whether mail and tasks go to an agent of a linked space;
 who is online is not kept, because it would be wrong later. A name that is not in here is refused, never stored for
-later (`composing`), and a space whose agents were never seen says so.
+later (`composing`), and a space whose agents were never seen says so. Agents of a linked space of which a steward is
+not told now, after a start or while the link is paused, stay as they were last seen: what is written to them waits.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from tidings.store.database import Database
 from tidings.wire.roster import Agent
-
-Known = dict[str, tuple[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Seen:
     #: milliseconds since 1970; None if they never were
     at: int | None = None
     known: tuple[Agent, ...] = ()
+    #: linked spaces whose agents are not told of now, and why; not kept on disk
+    unheard: Mapping[str, str] = field(default_factory=dict)
 
     def agents(self) -> Iterable[Agent]:
         return self.known
@@ -33,13 +35,13 @@ class Seen:
 NEVER = Seen()
 
 
-def remember(connection: sqlite3.Connection, space: str, known: Known, now: int) -> None:
+def remember(connection: sqlite3.Connection, space: str, known: Iterable[Agent], now: int) -> None:
     """Replace what is kept of a space."""
     connection.execute("UPDATE spaces SET seen_at = ? WHERE id = ?", (now, space))
     connection.execute("DELETE FROM directory WHERE space = ?", (space,))
     connection.executemany(
-        "INSERT INTO directory (space, agent, name, roles) VALUES (?, ?, ?, ?)",
-        [(space, agent, name, json.dumps(roles)) for agent, (name, roles) in known.items()],
+        "INSERT INTO directory (space, agent, name, roles, direct, linked, tasks) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(space, a.id, a.name, json.dumps(a.roles), int(a.direct), a.space, int(a.tasks)) for a in known],
     )
 
 
@@ -54,10 +56,15 @@ def names_in(connection: sqlite3.Connection, space: str) -> dict[str, str]:
 
 
 def _agents(connection: sqlite3.Connection, space: str) -> tuple[Agent, ...]:
-    found = connection.execute(
-        "SELECT agent, name, roles FROM directory WHERE space = ? ORDER BY name, agent", (space,)
+    query = "SELECT agent, name, roles, direct, linked, tasks FROM directory WHERE space = ? ORDER BY name, agent"
+    return tuple(
+        _row(agent, name, tuple(json.loads(roles)), bool(direct), linked, bool(tasks))
+        for agent, name, roles, direct, linked, tasks in connection.execute(query, (space,))
     )
-    return tuple(Agent(id=agent, name=name, roles=tuple(json.loads(roles))) for agent, name, roles in found)
+
+
+def _row(agent: str, name: str, roles: tuple[str, ...], direct: bool, linked: str, tasks: bool) -> Agent:
+    return Agent(id=agent, name=name, roles=roles, direct=direct, space=linked, tasks=tasks)
 
 
 class Directories:
@@ -74,17 +81,18 @@ class Directories:
     def of(self, space: str) -> Seen:
         return self._seen.get(space, NEVER)
 
-    async def refresh(self, space: str, agents: Iterable[Agent]) -> bool:
+    async def refresh(self, space: str, agents: Iterable[Agent], unheard: Mapping[str, str] | None = None) -> bool:
         """Take what a roster says now; True if it was news."""
-        fresh = _known(agents)
-        if self.of(space).at is not None and fresh == _known(self.of(space).known):
+        before, late = self.of(space), dict(unheard or {})
+        known = {each.id: each for each in before.known if each.elsewhere in late} | {each.id: each for each in agents}
+        fresh = tuple(
+            _row(each.id, each.name, tuple(each.roles), each.direct, each.space, each.tasks)
+            for each in sorted(known.values(), key=lambda each: (each.name, each.id))
+        )
+        if before.at is not None and fresh == before.known:
+            self._seen[space] = replace(before, unheard=late)
             return False
         now = self.database.now()
         await self.database.write(lambda c: remember(c, space, fresh, now))
-        known = sorted(fresh.items(), key=lambda each: (each[1][0], each[0]))
-        self._seen[space] = Seen(now, tuple(Agent(id=agent, name=name, roles=roles) for agent, (name, roles) in known))
+        self._seen[space] = Seen(now, fresh, late)
         return True
-
-
-def _known(agents: Iterable[Agent]) -> Known:
-    return {agent.id: (agent.name, tuple(agent.roles)) for agent in agents}

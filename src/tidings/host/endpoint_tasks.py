@@ -136,7 +136,8 @@ class HostTasks:
         asker = Sender(found["asker"]["id"], found["asker"]["name"])
         message = read_document(found["message"])
         deadline = float(found["deadline"])
-        job = Job(int(found["seq"]), found["role"], int(found["attempt"]), deadline, message, asker, self)
+        place = int(found["seq"]), found["role"], int(found["attempt"])
+        job = Job(*place, deadline, message, asker, self, found.get("origin_id", ""))
         self._open[message.id] = job
         job._beating = asyncio.create_task(self._show_life(job, every))
         return job

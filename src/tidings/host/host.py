@@ -33,6 +33,7 @@ from tidings.errors import (
     AmbiguousPeer,
     AuthRevoked,
     DeniedError,
+    PeerUnheard,
     Reconnecting,
     StoreError,
     TidingsError,
@@ -237,7 +238,8 @@ class _Agent:
             self._roster_news.clear()
             assert self._roster is not None
             try:
-                await self.host.directories.refresh(self.scope.space_id, self._roster.agents())
+                roster = self._roster
+                await self.host.directories.refresh(self.scope.space_id, roster.agents(), roster.unheard)
             except Exception as error:  # noqa: BLE001  boundary: names would resolve to who was here long ago
                 log.warning("who is in %s could not be kept: %s", self.scope.space, error)
                 self._roster_news.set()
@@ -441,10 +443,10 @@ class Host:
 
     async def send(self, scope: Scope, request: SendRequest, wait: float = 0) -> Receipt:
         """Store it; with `wait` give its space so many seconds to confirm it. The answer says how far it is."""
-        agent = self._agent(scope)
+        agent, directory = self._agent(scope), self.directories.of(scope.space_id)
         try:
-            composed = compose_request(request, self._signing(agent), self.directories.of(scope.space_id))
-        except (DeniedError, UnknownPeer, AmbiguousPeer) as error:
+            composed = compose_request(request, self._signing(agent), directory)
+        except (DeniedError, UnknownPeer, AmbiguousPeer, PeerUnheard) as error:
             row = await self._accepted_before(scope, request, error)
             warnings: tuple[str, ...] = (f"it was stored before, and could not be now: {error}",)
         else:
@@ -485,7 +487,7 @@ class Host:
         sender, seen = Sender(scope.agent, scope.name), self.directories.of(scope.space_id)
         try:
             again = fingerprint_again(request, sender, row, seen, kept and wire.decode(kept[0]))
-        except (UnknownPeer, AmbiguousPeer):
+        except (UnknownPeer, AmbiguousPeer, PeerUnheard):
             raise type(refusal)(
                 f"{refusal}. Message {row.id} is in the outbox already, as row {row.row}, {row.state}: "
                 f"`tidings outbox show {row.id}`; whether this is the same cannot be told"

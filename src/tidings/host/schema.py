@@ -353,4 +353,11 @@ CREATE TRIGGER inbox_origin BEFORE UPDATE OF origin, origin_id ON inbox
 BEGIN SELECT RAISE(ABORT, 'what was received never changes'); END;
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX + _AGENTS, _ORIGINS), first=7)
+_LINKED = """
+-- of an agent of a linked space: do direct messages go there, which space is it, by its id, and can its roles be asked?
+ALTER TABLE directory ADD COLUMN direct INTEGER NOT NULL DEFAULT 1 CHECK (direct IN (0, 1));
+ALTER TABLE directory ADD COLUMN linked TEXT NOT NULL DEFAULT '';
+ALTER TABLE directory ADD COLUMN tasks INTEGER NOT NULL DEFAULT 0 CHECK (tasks IN (0, 1));
+"""
+
+MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX + _AGENTS, _ORIGINS, _LINKED), first=7)

@@ -1,5 +1,5 @@
-"""One link while a worker carries it: its connection to the peer, its direction, its rounds about people and mail, and
-the credential it stays with."""
+"""One link while a worker carries it: its connection to the peer, its direction, its rounds about people, mail and
+tasks, and the credential it stays with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidings.link.definition import LinkDefinition
 from tidings.link.destination import LocalDestination
 from tidings.link.engine import LIVE, Direction, Mode
 from tidings.link.events import Listener
-from tidings.link.held import HeldRecords
+from tidings.link.held import HeldRecords, shared_by
 from tidings.link.ledger import BookedLink
 from tidings.link.mail_round import MailRound
 from tidings.link.people_round import PeopleRound
@@ -28,6 +28,8 @@ from tidings.link.rounds import Rounds
 from tidings.link.running import LoopClock, RunningDirection
 from tidings.link.source import PeerSource
 from tidings.link.spaces import SharedLog, Spaces
+from tidings.link.task_round import TaskRound
+from tidings.link.verifying import VerifiedAhead
 from tidings.space.link_peers import PeerAccess
 from tidings.wire.rulings import Link
 
@@ -58,7 +60,8 @@ class CarriedLink:
         self._creds = creds
         # who looks every so often does not want to be woken
         self._wake: Callable[[], None] = self._woken if mode == LIVE else (lambda: None)
-        self.source: SharedLog = spaces.source(access, creds, lambda: self._wake())
+        verified = VerifiedAhead(verify)
+        self.source: SharedLog = spaces.source(access, creds, lambda: self._wake(), verified.prepare)
         destination = spaces.destination(definition.link)
         self.direction = Direction(
             definition,
@@ -66,8 +69,8 @@ class CarriedLink:
             self.source,
             destination,
             LoopClock(),
-            verify=verify,
-            comparison=Comparison(HeldRecords(ledger), self.source),
+            verify=verified,
+            comparison=Comparison(HeldRecords(ledger, lambda: shared_by(self.source)), self.source),
             mode=mode,
             tell_after=TELL_AFTER,
         )
@@ -82,7 +85,10 @@ class CarriedLink:
         if record.roster == "on":
             people = PeopleRound(definition.space, record, ledger, self.source, spaces.here)
             mail = MailRound(definition.space, record, ledger, self.source, spaces.here) if record.passes_mail else None
-            self.rounds = Rounds(definition.link, ledger, people, mail, every=mode.every)
+            tasks = (
+                TaskRound(definition.space, record, ledger, self.source, spaces.here) if record.passes_tasks else None
+            )
+            self.rounds = Rounds(definition.link, ledger, people, mail, tasks, every=mode.every)
         self._keeping: asyncio.Task[None] | None = None
 
     def _woken(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.jwt import split_credentials
-from tidings.broker.private_files import read_private
+from tidings.broker.private_files import check_private, read_private
 from tidings.errors import BrokerUnreachable, OutcomeUnknown, StewardUnreachable
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError, NoResponders, NotConnected
@@ -38,12 +38,17 @@ class LinkConnection:
         self._connection: Connection | None = None
         #: the user it was opened as
         self._as = ""
+        #: whose credential the file held when it was last read, and which file that was
+        self._user, self._read = "", (0, 0, 0)
         self._opening = asyncio.Lock()
 
     @property
     def user(self) -> str:
-        """Whose credential it is."""
-        return split_credentials(read_private(self.creds))[1].id
+        """Whose credential it is. It is asked with every question, and read again only if the file is another one."""
+        found = check_private(self.creds).stat()
+        if (file := (found.st_ino, found.st_ctime_ns, found.st_size)) != self._read:
+            self._user, self._read = split_credentials(read_private(self.creds))[1].id, file
+        return self._user
 
     @property
     def is_connected(self) -> bool:

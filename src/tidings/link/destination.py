@@ -133,26 +133,32 @@ class LocalSpace:
 
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
         """Put a direct message of another space into the mail here, as it was signed."""
+        await self._put("mail", self.subjects.direct(to, sender), payload, headers)
+
+    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """Queue a task of another space here, as it was signed."""
+        await self._put("tasks", self.subjects.task(role, sender), payload, headers)
+
+    async def _put(self, what: str, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
         who, connection = f"space {self.subjects.space}", await self.connection.get()
         if len(payload) > MAX_PAYLOAD:
-            raise TooLarge(f"a direct message of {len(payload)} bytes is larger than any may be")
+            raise TooLarge(f"{what} of {len(payload)} bytes: that is larger than any message may be")
         try:
-            subject = self.subjects.direct(to, sender)
             answer = _ACKS.decode((await connection.request(subject, payload, headers=headers, timeout=PATIENCE)).data)
         except TimeoutError as error:
-            raise OutcomeUnknown(f"no acknowledgement of mail came from {who} in time") from error
+            raise OutcomeUnknown(f"no acknowledgement of {what} came from {who} in time") from error
         except (NatsError, OSError, msgspec.MsgspecError) as error:
-            raise BrokerUnreachable(f"nobody takes mail in {who} now ({error})") from error
+            raise BrokerUnreachable(f"nobody takes {what} in {who} now ({error})") from error
         if answer.error is None:
             return
         code, words = answer.error.get("err_code"), str(answer.error.get("description", ""))[:200]
         if code == NO_ROOM and "per subject" in words:
-            raise MailboxFull(f"a mailbox of {who} is full: {words}")
+            raise MailboxFull(f"there is no room for more {what} of this sender in {who}: {words}")
         if code == NO_ROOM:
-            raise LogFull(f"the mail of {who} is full: {words}")
+            raise LogFull(f"there is no room for more {what} in {who}: {words}")
         if code == _MESSAGE_SIZE_EXCEEDED:
-            raise TooLarge(f"{who} takes no mail of that size: {words}")
-        raise BrokerUnreachable(f"{who} did not take a direct message: {words}")
+            raise TooLarge(f"{who} takes no {what} of that size: {words}")
+        raise BrokerUnreachable(f"{who} did not take {what}: {words}")
 
 
 class LocalDestination:

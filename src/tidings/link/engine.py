@@ -27,7 +27,8 @@ import msgspec
 from tidings import errors
 from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
-from tidings.errors import LinkConflict, LinkEnded, LogRegressed, PageRefused, TidingsError, WrongSpace
+from tidings.errors import EndedThere, LinkConflict, LinkEnded, LogRegressed, PageRefused, TidingsError, WrongSpace
+from tidings.failpoints import reach
 from tidings.link import ledger as books
 from tidings.link import local_index, waiting
 from tidings.link.admitting import Admitter
@@ -130,6 +131,7 @@ class _Failure(NamedTuple):
     words: str
     blocks: Blocks
     held_back: bool
+    ended_there: bool
 
 
 class Direction:
@@ -235,6 +237,7 @@ class Direction:
             last_activity=self._last_activity,
             owed=self._owed,
             quarantined=self._quarantined,
+            ended_there=not self._paused and self._failure is not None and self._failure.ended_there,
             differing=self._differing,
         )
 
@@ -398,13 +401,16 @@ class Direction:
             self._note_end(page)
             return
         try:
+            reach("link.page.before_admit")
             done = await self._dispose(page.records)
+            reach("link.page.admitted")
             time_ns = page.records[-1].time_ns if page.records else 0
             await self._commit(token, page.through, done, time_ns, min(page.floor, page.through.seq))
         except TidingsError as error:
             if not isinstance(error, errors.StoreError | errors.ConflictError):
                 await self._note_received(page.through)
             raise
+        reach("link.page.committed")
         self._last_activity = self._clock.now()
         self._note_end(page)
         kinds = Counter(each.kind for each in done)
@@ -640,7 +646,8 @@ class Direction:
         blocks: Blocks = "link" if isinstance(error, _LINK) else "endpoint"
         self._failures_before = self._failures_before if self._failures else 0
         self._failures += 1
-        self._failure = _Failure(str(error) or type(error).__name__, blocks, isinstance(error, _HELD_BACK))
+        ended_there = isinstance(error, EndedThere)
+        self._failure = _Failure(str(error) or type(error).__name__, blocks, isinstance(error, _HELD_BACK), ended_there)
         self._greeted = False
         if blocks == "link":
             return LINK_DELAYS.delay(self._failures, self._rng.random())
@@ -652,7 +659,7 @@ class Direction:
         """What the peer answers. Whether it is heard is said by this alone: our own broker may be away, too."""
         try:
             found = await answer
-        except (errors.UnreachableError, errors.OutcomeUnknown):
+        except (errors.UnreachableError, errors.OutcomeUnknown, EndedThere):
             self._set_connectivity("offline")
             raise
         self._set_connectivity("online")

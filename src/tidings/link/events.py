@@ -45,8 +45,8 @@ def status_of(facts: StatusFacts) -> Status:
 
 @dataclass(frozen=True)
 class LinkStatus:
-    """`words` say why it is paused or failing. Lag: sequences of the peer's log that are not handled, and how long ago
-    the last handled record was said if there are any."""
+    """`words` say why it is paused or failing; `ended_there`: because the other space ended the link. Lag: sequences of
+    the peer's log that are not handled, and how long ago the last handled record was said if there are any."""
 
     status: Status
     connectivity: Connectivity
@@ -59,6 +59,7 @@ class LinkStatus:
     last_activity: float | None
     owed: int
     quarantined: int
+    ended_there: bool = False
     #: records that differed from the peer's when they were last compared, and are not fetched: one side has them
     differing: int = 0
 

@@ -83,6 +83,17 @@ class HeldRow(NamedTuple):
     sender: str
     id: str
     hash: str
+    origin: str
+
+
+class HeldChannel(NamedTuple):
+    """How many records of a channel of a space are known, and how many of them were left out because they are not
+    taken."""
+
+    origin: str
+    channel: str
+    records: int
+    not_taken: int
 
 
 class LetIn(NamedTuple):
@@ -165,12 +176,18 @@ def keep_quarantine(connection: sqlite3.Connection, before: int, row: int, now: 
 
 def rebuild(connection: sqlite3.Connection, row: int) -> None:
     """Begin anew: everything the peer's log has is read again, and what is here already is found in the index, which is
-    read from the log again too."""
+    read from the log again too. What is in quarantine stays there, under a life of its own: the peer may have it no
+    more. It is tried at once."""
     connection.execute("UPDATE space SET epoch = '' WHERE space = (SELECT space FROM link WHERE row = ?)", (row,))
     _set_token(connection, row, "handled", None)
     _set_token(connection, row, "received", None)
-    connection.execute("UPDATE link SET received_pages = 0, handled_time = 0 WHERE row = ?", (row,))
-    _close_all(connection, row)
+    connection.execute("UPDATE link SET received_pages = 0, handled_time = 0, lives = lives + 1 WHERE row = ?", (row,))
+    connection.execute("DELETE FROM disposition WHERE link = ? AND kind <> 'quarantined'", (row,))
+    for table in ("obligation", "omitted_range", "forgotten"):
+        connection.execute(f"DELETE FROM {table} WHERE link = ?", (row,))
+    life = find(connection, row).lives
+    connection.execute("UPDATE disposition SET life = ? WHERE link = ? AND life = 0", (life, row))
+    connection.execute("UPDATE quarantine SET next_at = 0 WHERE link = ?", (row,))
 
 
 def pause(connection: sqlite3.Connection, row: int, reason: str, now: int) -> None:
@@ -429,10 +446,25 @@ def held_days(connection: sqlite3.Connection, row: int, floor: int, through: int
 def held_rows(
     connection: sqlite3.Connection, row: int, channel: str, day: str, floor: int, through: int
 ) -> list[HeldRow]:
-    query = """SELECT seq, sender, id, hash FROM disposition
+    query = """SELECT seq, sender, id, hash, origin FROM disposition
       WHERE link = ? AND life = 0 AND id <> '' AND reason <> 'vanished' AND channel = ? AND day = ?
       AND seq BETWEEN ? AND ? ORDER BY seq"""
     return [HeldRow(*found) for found in connection.execute(query, (row, channel, day, floor, through))]
+
+
+def held_channels(connection: sqlite3.Connection, row: int, floor: int, through: int) -> list[HeldChannel]:
+    """What the same messages are of."""
+    query = """SELECT origin, channel, count(*), sum(kind = 'omitted' AND reason = 'not_shared') FROM disposition
+      WHERE link = ? AND life = 0 AND id <> '' AND reason <> 'vanished' AND seq BETWEEN ? AND ?
+      GROUP BY origin, channel ORDER BY origin, channel"""
+    return [HeldChannel(*found) for found in connection.execute(query, (row, floor, through))]
+
+
+def said_elsewhere(connection: sqlite3.Connection, row: int, seqs: Iterable[int]) -> set[int]:
+    """Those of these records that were said in another space than the peer's."""
+    query = """SELECT d.seq FROM disposition AS d JOIN link AS l ON l.row = d.link
+      WHERE d.link = ? AND d.life = 0 AND d.seq = ? AND d.origin <> l.peer"""
+    return {seq for each in seqs for (seq,) in connection.execute(query, (row, each))}
 
 
 def _close_all(connection: sqlite3.Connection, row: int) -> None:

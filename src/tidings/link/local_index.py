@@ -12,6 +12,8 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from tidings.errors import LogRegressed
 from tidings.link import waiting
 from tidings.link.ports import IndexPage, IndexRow, LocalFacts, OriginIdentity
@@ -96,8 +98,9 @@ def complete(connection: sqlite3.Connection, facts: LocalFacts, now: int) -> int
 def present(
     connection: sqlite3.Connection, space: str, identities: Iterable[OriginIdentity]
 ) -> dict[OriginIdentity, Present]:
-    """Those that the log here holds, or held until it removed them by age."""
-    query = """SELECT hash, link, seq FROM present
-      WHERE space = ? AND origin = ? AND sender = ? AND id = ? AND seq > 0"""
-    found = ((each, connection.execute(query, (space, *each)).fetchone()) for each in identities)
-    return {each: Present(*row) for each, row in found if row is not None}
+    """Those that the log here holds, or held until it removed them by age; one statement, however many are asked."""
+    query = """SELECT p.origin, p.sender, p.id, p.hash, p.link, p.seq FROM json_each(?) AS asked CROSS JOIN present AS p
+      ON p.space = ? AND p.origin = json_extract(asked.value, '$[0]')
+      AND p.sender = json_extract(asked.value, '$[1]') AND p.id = json_extract(asked.value, '$[2]') AND p.seq > 0"""
+    found = connection.execute(query, (msgspec.json.encode(list(identities)).decode(), space))
+    return {OriginIdentity(*row[:3]): Present(*row[3:]) for row in found}

@@ -7,6 +7,11 @@
 Killed anywhere, it does the same again: the ledger, the steward and the broker each know what is here already. What has
 no room waits, and so does what its sender wrote to the same reader after it; the token stays before it, and what others
 wrote comes in meanwhile. What never may come in is told to its sender by the other space.
+
+Either space may be set back, by a power cut or an older copy, and use its sequences again. Of the other one we name
+records that we remember, and it answers from the newest that it still has. A broker that is another process than
+before may lack what the last one acknowledged: if it is the other space's, all that it hands out is looked at once, and
+what it forgot is told again; if it is our own, what we let in is looked for, and fetched again if it is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +20,8 @@ import hashlib
 import hmac
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,11 +33,19 @@ from tidings.failpoints import reach
 from tidings.link import ledger as books
 from tidings.link import mail_book
 from tidings.link.ledger import BookedLink
-from tidings.link.mail_book import HandledMail, MailState
+from tidings.link.mail_book import HandledMail, MailKey, MailLooked, MailState
 from tidings.link.people import PeerPlace
 from tidings.link.people_round import AskedSteward
-from tidings.wire.link_mail import RECEIPTS_AT_ONCE, LinkedMail, MailPage, read_mail
+from tidings.wire.link_mail import (
+    CLAIMS_AT_ONCE,
+    MAIL_PER_PAGE,
+    RECEIPTS_AT_ONCE,
+    LinkedMail,
+    MailPage,
+    read_mail,
+)
 from tidings.wire.links import MailOrigin, mail_origin_field
+from tidings.wire.marks import Stamp
 from tidings.wire.rulings import Link
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.states import ReceiptStage
@@ -78,22 +92,41 @@ class _MailLook:
         self.words = self.words or verdict.removeprefix("wait: ")
 
     def stop_before(self, mail: LinkedMail) -> None:
-        self.held = mail.seq - 1 if self.held is None else self.held
+        self.held = min(mail.seq - 1, mail.seq if self.held is None else self.held)
+
+    def go_back(self, after: int) -> None:
+        """What lies behind a sequence comes again."""
+        self.through = after
+        if self.held is not None and self.held >= after:
+            self.held = None
 
 
 class MailRound:
     """Of one link. `record` is the link record it is carried by."""
 
-    def __init__(self, space: str, record: Link, ledger: BookedLink, peer: AskedSteward, local: LocalPost) -> None:
-        self.place = PeerPlace(space, record.origin)
+    def __init__(
+        self,
+        space: str,
+        record: Link,
+        ledger: BookedLink,
+        peer: AskedSteward,
+        local: LocalPost,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.place, self._clock = PeerPlace(space, record.origin), clock
         self._record, self._ledger, self._peer, self._local = record, ledger, peer, local
         self._secret = b""
-        #: what the steward remembers of what lies here may be older than what we published
-        self._anew = True
+        #: senders and readers of whose mail the steward knows what we published: it looked since we began, or failed
+        self._looked_for: set[tuple[str, str]] = set()
         self._knows_life = False
         #: is everything that was let in known to the ledger? Not before the other space's mail was looked at to its end
         self._settled = False
         self._look: _MailLook | None = None
+        #: records of the other space's mail that were seen last, ours or not
+        self._seen: deque[Stamp] = deque(maxlen=CLAIMS_AT_ONCE // 2)
+        #: does the other space know of marks?
+        self._marked = True
         self._waits = ""
 
     async def run(self) -> None:
@@ -102,7 +135,8 @@ class MailRound:
             await self._know_life()
             await self._take()
         except TidingsError:
-            self._anew, self._settled, self._look = True, False, None
+            self._settled, self._look = False, None
+            self._looked_for.clear()
             with suppress(TidingsError):  # what failed first is what is said
                 await self._tell()  # what became of the mail before is not kept waiting by what comes
             raise
@@ -112,15 +146,36 @@ class MailRound:
         """Which life of the mail here something is let into is written down before it is: another may not have it."""
         if self._knows_life:
             return
-        known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
-        epoch = str((await self._local.ask("receipts", epoch=known.told_epoch, after=known.told_through))["epoch"])
-        if epoch != known.told_epoch:
-            await self._begin_again(epoch)
+        await self._receipts()
         self._knows_life = True
 
-    async def _begin_again(self, epoch: str) -> None:
-        await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=epoch))
-        self._settled, self._look = False, None
+    async def _receipts(self) -> tuple[MailState, dict[str, Any]]:
+        """What became of mail here since it was last told. What was let in is known to be here when this returns."""
+        known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
+        asked = {"epoch": known.told_epoch, "after": known.told_through, "mark": known.told_mark}
+        said = await self._local.ask("receipts", **asked)
+        if said["epoch"] != known.told_epoch:
+            await self._ledger.write(partial(mail_book.begin_again, place=self.place, epoch=str(said["epoch"])))
+            self._settled, self._look = False, None
+        if said["broker"] != known.broker:
+            await self._look_for_lost(str(said["broker"]))
+        if (said["epoch"], said["broker"]) != (known.told_epoch, known.broker):
+            self._looked_for.clear()  # the steward was told of what may be lost
+        return known, said
+
+    async def _look_for_lost(self, broker: str) -> None:
+        """Another process may not have what the one before acknowledged. Only what the other space may still have
+        matters: the rest was read here, or cannot be fetched."""
+        keys = await self._ledger.read(lambda c: mail_book.let_in(c, self.place))
+        lost: list[MailKey] = []
+        for start in range(0, len(keys), MAIL_PER_PAGE):
+            part = keys[start : start + MAIL_PER_PAGE]
+            rows = [_row(*key) for key in part]
+            said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=True)
+            lost += [key for key, verdict in zip(part, said["verdicts"], strict=True) if verdict != "have"]
+        await self._ledger.write(partial(mail_book.lose, place=self.place, lost=lost, broker=broker))
+        if lost:
+            self._settled, self._look = False, None
 
     async def facts(self) -> dict[str, Any]:
         counts = await self._ledger.read(lambda c: mail_book.counts(c, self.place))
@@ -131,50 +186,88 @@ class MailRound:
     # --- what comes in ---
 
     async def _take(self) -> None:
-        if self._look is not None and self._look.again_at <= time.monotonic():
+        if self._look is not None and self._look.again_at <= self._clock():
             self._look = None
         for _ in range(MOST_PAGES):
             known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
             look = self._look or _MailLook(known.epoch, known.people, known.through)
-            asked = {"epoch": look.epoch, "people": look.people, "after": look.through}
-            page = read_mail(await self._peer.ask("mail", **asked))
-            # of the same epoch, and ends before the token: it was set back
-            lost = page.epoch != look.epoch or (page.people == look.people and page.through < look.through)
-            anew = lost or page.people != look.people
-            _check(page, 0 if anew else look.through)
-            if lost and look.epoch:  # what it was told, too, maybe
-                await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
-            if anew:
+            page, after = await self._page(look)
+            if look.through and page.broker != known.their_broker:
+                await self._ledger.write(partial(mail_book.look_anew, place=self.place, broker=page.broker))
+                self._look = None
+                self._seen.clear()
+                continue
+            if (page.epoch, page.people) != (look.epoch, look.people):
                 look = _MailLook(page.epoch, page.people, 0)
+            look.go_back(after)
             self._look = look
-            await self._handle(page, look, known)
+            await self._handle(page, after, look, known)
             look.through = page.through
             if not page.more:
                 self._settled, self._waits = True, look.words
-                look.again_at = min(look.again_at, time.monotonic() + LOOK_AGAIN)
+                look.again_at = min(look.again_at, self._clock() + LOOK_AGAIN)
                 self._look = look if look.words else None
                 return
 
-    async def _handle(self, page: MailPage, look: _MailLook, known: MailState) -> None:
+    async def _page(self, look: _MailLook) -> tuple[MailPage, int]:
+        """What follows the newest record that the other space still has of those we remember; and that one."""
+        claims = await self._claims(look)
+        asked = look.through if claims or not self._marked else 0
+        marks = {"marks": [[each.seq, each.mark] for each in claims]} if claims else {}
+        page = read_mail(await self._peer.ask("mail", epoch=look.epoch, people=look.people, after=asked, **marks))
+        self._marked = page.after is not None
+        is_same = page.epoch == look.epoch
+        anew = not is_same or page.people != look.people
+        # a space that knows of no marks, of the same epoch, and ends before the token: it was set back
+        set_back = page.set_back or (page.after is None and not anew and page.through < asked)
+        after = page.after if page.after is not None else 0 if anew or set_back else asked
+        if after > asked:
+            raise PageRefused("the other space hands out its mail from behind what it was asked for")
+        _check(page, after)
+        if look.epoch and (set_back or not is_same):
+            await self._ledger.write(lambda c: mail_book.set_back(c, self.place, after))
+            self._seen = deque((each for each in self._seen if is_same and each.seq <= after), self._seen.maxlen)
+        seen = [Stamp(each.seq, each.mark) for each in page.mail]
+        self._seen.extend(each for each in (*seen, Stamp(page.through, page.mark)) if each.mark)
+        return page, after
+
+    async def _claims(self, look: _MailLook) -> list[Stamp]:
+        """Records up to where the look came, newest first."""
+        seen = [each for each in self._seen if each.seq <= look.through]
+        found = await self._ledger.read(lambda c: mail_book.claims(c, self.place, look.through))
+        return sorted({*seen, *found}, key=lambda each: each.seq, reverse=True)[:CLAIMS_AT_ONCE]
+
+    async def _handle(self, page: MailPage, after: int, look: _MailLook, known: MailState) -> None:
         signed = [each for each in page.mail if each.is_signed(self._record.origin)]
         opened = [_opened(each) for each in signed]
         offered = [each for each in opened if isinstance(each, _Offered)]
         there = await self._ledger.read(lambda c: mail_book.seqs_of(c, self.place, map(_key, offered)))
+        if again := await self._ledger.read(lambda c: mail_book.ended(c, self.place, there)):
+            await self._ledger.write(lambda c: mail_book.forget_ends(c, self.place))
+            # our own space may have forgotten it, too: then it comes in once more, and its reader tells of it
+            there = {key: seq for key, seq in there.items() if again.get(key, "refused") == "refused"}
         # a message that was handled may be at another place now, and its receipts name that
-        done = [HandledMail(*_key(each), each.mail.seq, "had") for each in offered if _key(each) in there]
+        done = [_handled(each)("had") for each in offered if _key(each) in there]
         done += [each for each in opened if isinstance(each, HandledMail)]
+        shown = {each.key for each in done} | set(map(_key, offered))
+        gone = await self._ledger.read(lambda c: mail_book.gone(c, self.place, after, page.through, shown))
+        known_before = len(done)
         failure: TidingsError | None = None
         try:
             await self._offer([each for each in offered if _key(each) not in there], look, done)
         except TidingsError as error:  # what came in before it is written down all the same
             failure = error
         reach("link.mail.admitted")
+        if any(each.outcome == "had" for each in done[known_before:]):  # its receipts may have been passed by
+            await self._ledger.write(lambda c: mail_book.tell_again(c, self.place))
         token = page.epoch, page.people, page.through if look.held is None else look.held
-        if done or (failure is None and token != known[:3]):
-            commit = partial(mail_book.commit, place=self.place, done=done, epoch=page.epoch, people=page.people)
+        moved = failure is None and (*token, page.broker) != (*known[:3], known.their_broker)
+        if done or gone or moved:
             # what lies behind the token comes again, and is counted then
             forged = sum(each.seq <= token[2] for each in page.mail) - sum(each.seq <= token[2] for each in signed)
-            await self._ledger.write(partial(commit, through=token[2], now=_now(), forged=forged))
+            looked = MailLooked(*token, forged, page.broker)
+            commit = partial(mail_book.commit, place=self.place, done=done, looked=looked, gone=gone)
+            await self._ledger.write(partial(commit, now=_now()))
             reach("link.mail.committed")
         if failure is not None:
             raise failure
@@ -201,13 +294,15 @@ class MailRound:
         if not fresh:
             return 0, []
         rows = [_row(each.mail.sender, each.id, each.mail.to) | {"size": len(each.mail.payload)} for each in fresh]
-        said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=self._anew)
-        self._anew = False
+        pairs = {(each.mail.sender, each.mail.to) for each in fresh}
+        anew = not pairs <= self._looked_for
+        said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=anew)
+        self._looked_for |= pairs
         return int(said["agreed"]), list(said["verdicts"])
 
     async def _dispose(self, offered: _Offered, verdict: str, agreed: int) -> HandledMail:
         mail = offered.mail
-        became = partial(HandledMail, mail.sender, offered.id, mail.to, mail.seq)
+        became = _handled(offered)
         if verdict == "have":
             return became("had")
         if verdict != "take":
@@ -225,10 +320,11 @@ class MailRound:
 
     async def _message_id(self, offered: _Offered) -> str:
         """Nobody else knows it, so that nobody can have used it before; the same whenever it is tried again, but after
-        the mail here was set back: the broker may remember what it lost."""
+        the mail here was set back or its broker started anew: that may remember what it lost, and the steward looks."""
         if not self._secret:
             self._secret = await self._ledger.read(lambda c: books.secret(c, self.place.space))
-        life = (await self._ledger.read(lambda c: mail_book.state(c, self.place))).told_epoch
+        known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
+        life = f"{known.told_epoch} {known.broker} {known.losses}"
         text = "\n".join(("mail", life, self._record.origin, *_key(offered))).encode()
         return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
 
@@ -237,21 +333,21 @@ class MailRound:
     async def _tell(self) -> None:
         await self._tell_refused()
         for _ in range(MOST_PAGES):
-            known = await self._ledger.read(lambda c: mail_book.state(c, self.place))
-            said = await self._local.ask("receipts", epoch=known.told_epoch, after=known.told_through)
-            if said["epoch"] != known.told_epoch:
-                await self._begin_again(str(said["epoch"]))
+            known, said = await self._receipts()
             keys = [(each["sender"], each["id"], each["to"]) for each in said["receipts"]]
             seqs = await self._ledger.read(partial(mail_book.seqs_of, place=self.place, keys=keys))
             rows = list(zip(said["receipts"], keys, strict=True))
             await self._say([_receipt(each, seqs[key]) for each, key in rows if key in seqs])
-            epoch, through = str(said["epoch"]), int(said["through"])
+            epoch, told = str(said["epoch"]), Stamp(int(said["through"]), str(said["mark"]))
             # what is told of a message without a row may be of one that came in and was not written down yet
-            unknown = [] if self._settled else [int(each.get("n", 1)) for each, key in rows if key not in seqs]
-            through = min([through, *(n - 1 for n in unknown)])
-            if (epoch, through) != (known.told_epoch, known.told_through):
-                await self._ledger.write(partial(mail_book.move_told, place=self.place, epoch=epoch, through=through))
-            if unknown or not said["more"]:
+            unknown = next((n for n, (_, key) in enumerate(rows) if key not in seqs and not self._settled), None)
+            if unknown is not None:
+                from_there = Stamp(known.told_through, known.told_mark) if said["after"] else Stamp(0, "")
+                told = _stamp(rows[unknown - 1][0]) if unknown else from_there
+            if (epoch, told.seq, told.mark) != known[3:6] or seqs:
+                moved = partial(mail_book.move_told, place=self.place, epoch=epoch, told=told, ended=list(seqs))
+                await self._ledger.write(moved)
+            if unknown is not None or not said["more"]:
                 return
 
     async def _tell_refused(self) -> None:
@@ -282,11 +378,20 @@ def _opened(mail: LinkedMail) -> _Offered | HandledMail:
         return _Offered(mail, mail.id)
     except WireError as error:
         name = hashlib.sha256(mail.payload).hexdigest()[:32]
-        return HandledMail(mail.sender, name, mail.to, mail.seq, "refused", str(error)[:200])
+        return HandledMail(mail.sender, name, mail.to, mail.seq, "refused", str(error)[:200], mail.mark)
 
 
 def _key(offered: _Offered) -> tuple[str, str, str]:
     return offered.mail.sender, offered.id, offered.mail.to
+
+
+def _handled(offered: _Offered) -> partial[HandledMail]:
+    mail = offered.mail
+    return partial(HandledMail, mail.sender, offered.id, mail.to, mail.seq, mark=mail.mark)
+
+
+def _stamp(told: Mapping[str, Any]) -> Stamp:
+    return Stamp(int(told["n"]), str(told["mark"]))
 
 
 def _receipt(told: Mapping[str, Any], seq: int) -> dict[str, Any]:

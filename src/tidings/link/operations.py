@@ -13,20 +13,22 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tidings.errors import ConflictError, TidingsError, UnknownMessage, UsageError
 from tidings.link import ledger as books
-from tidings.link import mail_book, people, waiting
-from tidings.link.agreements import carries, definition_of, find_row, last_row, milliseconds, open_store, opened
+from tidings.link import mail_book, people, task_book, waiting
+from tidings.link.agreements import carries, definition_of, find_row, last_row, milliseconds, opened, secret_of
 from tidings.link.carrying import CarriedLink
 from tidings.link.checking import lost_here
 from tidings.link.compare import Comparison, Difference
 from tidings.link.destination import LocalDestination, LocalSpace
-from tidings.link.held import HeldRecords
+from tidings.link.held import HeldRecords, shared_by
 from tidings.link.ledger import BookedLink, LinkRow
+from tidings.link.ledger_file import open_store
 from tidings.link.people import PeerPlace
 from tidings.link.source import PeerSource
 from tidings.link.spaces import SharedLog
@@ -108,6 +110,7 @@ class LinkOperations:
             "taken": [],
             "words": "",
             "mail": None,
+            "tasks": None,
         }
 
     async def people(self, link: str) -> Answer:
@@ -136,7 +139,10 @@ class LinkOperations:
 
     async def quarantined_record(self, link: str, seq: int, life: int | None = None) -> Answer:
         row = await self._row(link)
-        found = await self.database.read(lambda c: waiting.one_quarantined(c, row.row, seq, life))
+        try:
+            found = await self.database.read(lambda c: waiting.one_quarantined(c, row.row, seq, life))
+        except UnknownMessage as error:
+            raise UnknownMessage(_not_in_quarantine(link, [seq])) from error
         return {"record": _put_aside(found, payload=True)}
 
     async def _count(self, row: LinkRow) -> int:
@@ -162,22 +168,25 @@ class LinkOperations:
         row = await self._row(link)
         count = await self.database.write(lambda c: waiting.retry_quarantined(c, row.row, seqs, milliseconds()))
         if seqs and not count:
-            raise UnknownMessage(f"none of {', '.join(map(str, seqs))} is in quarantine: list it to see what is")
+            raise UnknownMessage(_not_in_quarantine(link, seqs))
         self._look_now(link)
         return {"count": count}
 
     async def drop(self, link: str, seq: int, reason: str, life: int | None = None) -> Answer:
         row = await self._row(link)
-        await self.database.write(lambda c: waiting.drop(c, row.row, seq, reason, life))
+        try:
+            await self.database.write(lambda c: waiting.drop(c, row.row, seq, reason, life))
+        except UnknownMessage as error:
+            raise UnknownMessage(_not_in_quarantine(link, [seq])) from error
         self._look_now(link)
         return {"left": await self._count(row)}
 
     async def rebuild(self, link: str) -> Answer:
-        """Everything is read again; what is here already is found, and not let in twice."""
+        """Everything is read again; what is here already is found, and not let in twice. The quarantine stays."""
         row = await self._row(link)
         async with self._carrying.aside(link):
             await self.database.write(lambda c: books.rebuild(c, row.row))
-        return {"handled": row.handled.seq if row.handled is not None else 0}
+        return {"handled": row.handled.seq if row.handled is not None else 0, "quarantined": await self._count(row)}
 
     async def forget(self, link: str) -> Answer:
         """Delete all the ledger has of a link, under whichever agreement. What it brought stays in the log."""
@@ -189,6 +198,7 @@ class LinkOperations:
             for peer in {row.definition.peer for row in rows}:
                 people.forget(connection, PeerPlace(self.space, peer))
                 mail_book.forget(connection, PeerPlace(self.space, peer))
+                task_book.forget(connection, PeerPlace(self.space, peer))
             return len(rows)
 
         async with self._carrying.aside(link):
@@ -204,10 +214,13 @@ class LinkOperations:
         """What the peer shares against what the ledger has, by digests, up to where it was handled; and whether the log
         here still has what the ledger says it let in."""
         row, carried = await self._row(link), self._carrying.carried(link)
-        if row.handled is None:
-            raise ConflictError(f"nothing came over link {link} yet: there is nothing to compare")
         if carried is not None:
             row = await self._caught_up(link, carried)
+        if row.handled is None:
+            raise ConflictError(
+                f"nothing came over link {link} yet, and there is nothing to compare: `tidings link show {link}` says "
+                "how it is"
+            )
         lost = await self._lost(row)
         if lost["lost"]:  # whoever carries it finds what is to be fetched again
             await self.database.write(lambda c: books.read_index_anew(c, self.space))
@@ -225,7 +238,7 @@ class LinkOperations:
         carried.direction.ask()
         while True:
             row = await self._row(link)
-            if row.handled is None or row.handled.seq >= wanted or time.monotonic() >= deadline:
+            if (row.handled is not None and row.handled.seq >= wanted) or time.monotonic() >= deadline:
                 return row
             await asyncio.sleep(0.05)
 
@@ -251,29 +264,48 @@ class LinkOperations:
 
     async def _compared(self, row: LinkRow, peer: SharedLog) -> Answer:
         assert row.handled is not None
-        comparison = Comparison(HeldRecords(BookedLink(self.database, row.row)), peer)
+        ours = HeldRecords(BookedLink(self.database, row.row), lambda: shared_by(peer))
+        comparison = Comparison(ours, peer)
         found, head = await comparison.divergence(row.handled.seq), (await peer.hello()).head
-        differences, more, lacking, extra = list[Answer](), False, 0, 0
+        differences, more, rows = list[Difference](), False, 0
         async for each in comparison.between(found):
-            lacking, extra = lacking + len(each.lacking), extra + len(each.extra)
-            if len(differences) < MOST_DIFFERENCES:
-                differences.append(_difference(each))
-            if more := lacking + extra >= MOST_DIFFERING:
+            differences.append(each)
+            rows += len(each.lacking) + len(each.extra)
+            if more := rows >= MOST_DIFFERING:
                 break
+        differences, passed_on = await self._without_others(row, differences)
         counts = await self.database.read(lambda c: books.counts(c, row.row))
+        known = await self.database.read(lambda c: books.held_channels(c, row.row, found.floor, found.through))
+        outside = [each for each in known if not ours.shared.has(each.origin, each.channel)]
+        left_out = [each for each in known if each.not_taken and each not in outside]
         return {
-            "equal": not found.days,
+            "space": row.definition.peer,
+            "equal": not differences and not more,
             "floor": found.floor,
             "through": found.through,
             #: where the other log ends: what lies between was not handled yet, and not compared
             "head": max(head, found.through),
             "counts": counts,
-            "differences": differences,
-            "lacking": lacking,
-            "extra": extra,
-            #: there are more: nobody looked further
+            "differences": [_difference(each) for each in differences[:MOST_DIFFERENCES]],
+            "lacking": sum(len(each.lacking) for each in differences),
+            "extra": sum(len(each.extra) for each in differences),
+            #: what was handled and is not compared: [space, channel, records], and how many of other spaces are not
+            #: passed on any more
+            "not_shared": [[each.origin, each.channel, each.records] for each in outside],
+            "not_passed_on": passed_on,
+            #: what is shared and not taken here, so that it is accounted for by being left out
+            "not_taken": [[each.origin, each.channel, each.not_taken] for each in left_out],
+            #: there may be more: nobody looked further
             "more": more,
         }
+
+    async def _without_others(self, row: LinkRow, found: list[Difference]) -> tuple[list[Difference], int]:
+        """What of other spaces a peer does not pass on any more is no difference, and is counted: under which name it
+        has that in its own log, and whether it shares that, is not known here."""
+        extra = [one.seq for each in found for one in each.extra]
+        others = await self.database.read(lambda c: books.said_elsewhere(c, row.row, extra))
+        left = [replace(each, extra=tuple(one for one in each.extra if one.seq not in others)) for each in found]
+        return [each for each in left if each.lacking or each.extra], len(others)
 
     # --- finding ---
 
@@ -299,7 +331,8 @@ class LinkOperations:
             raise UsageError(f"nothing comes in over link {link}: it shares only, and there is nothing to do for it")
         if agreed.state != "on":
             raise ConflictError(f"link {link} is not in force, and nothing came over it: `tidings link list --all`")
-        return await self.database.write(lambda c: opened(c, definition, milliseconds()))
+        secret = secret_of(self.home.link_creds)
+        return await self.database.write(lambda c: opened(c, definition, milliseconds(), secret))
 
 
 OPERATIONS = frozenset(
@@ -319,6 +352,12 @@ OPERATIONS = frozenset(
         "trustable",
     }
 )
+
+
+def _not_in_quarantine(link: str, seqs: list[int]) -> str:
+    of = f"of link {link}"
+    named = f"record {seqs[0]} {of} is not" if len(seqs) == 1 else f"none of {', '.join(map(str, seqs))} {of} is"
+    return f"{named} in quarantine: `tidings link quarantine list {link}` shows what is"
 
 
 def no_access(link: str) -> str:
@@ -350,6 +389,7 @@ def describe(home: SpaceHome, row: AgreedLink) -> Answer:
         **terms,
         "direct": record.direct,
         "roster": record.roster,
+        "tasks": record.tasks,
         "user": row.peer or None,
         "why": row.why,
         "reached": _reached(home, row.link),

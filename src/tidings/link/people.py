@@ -35,6 +35,13 @@ class PeerPlace(NamedTuple):
     peer: str
 
 
+class Passing(NamedTuple):
+    """Whether a peer lets direct messages pass, and tasks."""
+
+    direct: bool = True
+    tasks: bool = False
+
+
 class ReadThrough(NamedTuple):
     """How far the access records of a peer were read."""
 
@@ -49,6 +56,17 @@ def read_through(connection: sqlite3.Connection, place: PeerPlace) -> ReadThroug
         "SELECT epoch, through, key FROM peer_roster WHERE space = ? AND peer = ?", place
     ).fetchone()
     return ReadThrough(*found) if found else ReadThrough()
+
+
+def passing(connection: sqlite3.Connection, place: PeerPlace) -> Passing:
+    """What the peer lets pass beside channels, as it last said."""
+    query = "SELECT direct, tasks FROM peer_roster WHERE space = ? AND peer = ?"
+    found = connection.execute(query, place).fetchone()
+    return Passing(*map(bool, found)) if found else Passing()
+
+
+def note_passing(connection: sqlite3.Connection, place: PeerPlace, passes: Passing) -> None:
+    connection.execute("UPDATE peer_roster SET direct = ?, tasks = ? WHERE space = ? AND peer = ?", (*passes, *place))
 
 
 def begin_again(connection: sqlite3.Connection, place: PeerPlace, epoch: str, key: str) -> None:
@@ -123,7 +141,10 @@ def trustable(connection: sqlite3.Connection, place: PeerPlace, name: str) -> tu
     found = sorted_people(connection, place)
     refused = [each for each in found.refused if each.name == name]
     if not refused:
-        raise UnknownPeer(f"the other space has no {name[:64]!r} whose key changed without a word: nothing to trust")
+        raise UnknownPeer(
+            f"the other space has no {name[:64]!r} whose key changed without a word: nothing to trust; `tidings link "
+            "people` lists who is known there"
+        )
     return found.pins[name], max(refused, key=lambda each: each.seq).id
 
 
@@ -157,9 +178,16 @@ def taken(connection: sqlite3.Connection, place: PeerPlace) -> list[str]:
     return [agent for (agent,) in connection.execute(query, (*place, MOST_TAKEN))]
 
 
-def version_of(people: Iterable[Person], gone: Iterable[str] = (), *, hidden: bool = False) -> str:
-    """One text for the same agents under the same names."""
-    rows = [hidden, *sorted((each.id, each.name, *each.roles) for each in people), *sorted(gone)]
+def version_of(
+    people: Iterable[Person], gone: Iterable[str] = (), *, hidden: bool = False, passes: Passing | None = None
+) -> str:
+    """One text for the same agents under the same names, who are shown and reached alike."""
+    rows = [
+        hidden,
+        *(passes or Passing()),
+        *sorted((each.id, each.name, *each.roles) for each in people),
+        *sorted(gone),
+    ]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 
@@ -188,5 +216,7 @@ def _pin(connection: sqlite3.Connection, place: PeerPlace, name: str, agent: str
 
 def _set_through(connection: sqlite3.Connection, place: PeerPlace, read: ReadThrough) -> None:
     connection.execute(
-        "INSERT OR REPLACE INTO peer_roster (space, peer, epoch, through, key) VALUES (?, ?, ?, ?, ?)", (*place, *read)
+        """INSERT INTO peer_roster (space, peer, epoch, through, key) VALUES (?, ?, ?, ?, ?) ON CONFLICT (space, peer)
+        DO UPDATE SET epoch = excluded.epoch, through = excluded.through, key = excluded.key""",
+        (*place, *read),
     )

@@ -20,7 +20,7 @@ import msgspec
 from tidings.errors import DeniedError, PageRefused, TidingsError
 from tidings.link import people as book
 from tidings.link.ledger import BookedLink
-from tidings.link.people import PeerPlace, ReadThrough
+from tidings.link.people import Passing, PeerPlace, ReadThrough
 from tidings.space.steward_keys import followed_key
 from tidings.wire.people import PEOPLE_PER_PAGE, PeoplePage, Person, read_people, read_statement
 from tidings.wire.rulings import Link
@@ -76,6 +76,10 @@ class PeopleRound:
         that is away."""
         await self._hand_over(*await self._known(), hidden=True)
 
+    async def passing(self) -> Passing:
+        """What the other space lets pass beside channels, as it last said."""
+        return await self._jobs.read(lambda c: book.passing(c, self.place))
+
     async def facts(self) -> PeopleFacts:
         found = await self._jobs.read(lambda c: book.sorted_people(c, self.place))
         changed = tuple((each.name, each.id) for each in found.refused)
@@ -97,6 +101,9 @@ class PeopleRound:
             if people:
                 through = ReadThrough(page.epoch, page.through, key)
                 await self._jobs.write(partial(book.take, place=self.place, people=people, read=through))
+            passes = Passing(page.direct, page.tasks)
+            if passes != await self.passing():
+                await self._jobs.write(partial(book.note_passing, place=self.place, passes=passes))
             if not page.more:
                 if await self._jobs.read(lambda c: book.is_stale(c, self.place)):
                     await self._jobs.write(partial(book.drop_stale, place=self.place))
@@ -133,15 +140,18 @@ class PeopleRound:
         return found.known, await self._jobs.read(lambda c: book.gone(c, self.place))
 
     async def _hand_over(self, known: tuple[Person, ...], gone: list[str], *, hidden: bool = False) -> None:
-        link, version = self._record.link, book.version_of(known, gone, hidden=hidden)
+        link, passes = self._record.link, await self.passing()
+        version = book.version_of(known, gone, hidden=hidden, passes=passes)
         if (await self._local.ask("people", link=link, version=version))["version"] == version:
             return
         refused: list[str] = []
         after = 0
         for rows in row_pages(known):
             more = after + len(rows) < len(known)
-            asked = {"people": rows, "after": after, "more": more, "gone": [] if more else gone, "hidden": hidden}
-            refused += (await self._local.ask("people", link=link, version=version, **asked))["refused"]
+            asked = {"people": rows, "after": after, "more": more, "gone": [] if more else gone}
+            asked |= {"hidden": hidden, **passes._asdict()}
+            said = await self._local.ask("people", link=link, version=version, **asked)
+            refused += said["refused"]
             after += len(rows)
         self._taken = tuple(refused)
 

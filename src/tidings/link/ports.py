@@ -26,12 +26,15 @@ class OriginIdentity(NamedTuple):
 
 
 class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How the peer introduces itself. `space` is its id; `time` is what its clock says, in seconds, if that is told."""
+    """How the peer introduces itself. `space` is its id; `shares` and `hops` are what it lets us read now, None if that
+    is not said; `time` is what its clock says, in seconds, if that is told."""
 
     space: str
     epoch: str
     head: int
     floor: int = 0
+    shares: tuple[str, ...] | None = None
+    hops: int = 1
     time: float | None = None
 
 
@@ -173,6 +176,8 @@ class Destination(Protocol):
 
 #: whether each was signed by its sender over the space and channel it was said in
 Verify = Callable[[Sequence[LinkedRecord]], Awaitable[Sequence[bool]]]
+#: does with records of a page what can be done before its turn
+Prepare = Callable[[Sequence[LinkedRecord]], Awaitable[None]]
 
 
 class Clock(Protocol):

@@ -1,4 +1,4 @@
-"""What a worker does for a link beside its log: who is there, and mail; round after round, by itself.
+"""What a worker does for a link beside its log: who is there, mail, and tasks; round after round, by itself.
 
 It never keeps what is said in channels waiting, and what fails here is told and tried again later. A link that is
 paused does nothing, and nobody at its other end is known here meanwhile; what was written to them before waits.
@@ -19,6 +19,7 @@ from tidings.errors import TidingsError
 from tidings.link.ledger import BookedLink
 from tidings.link.mail_round import MailRound
 from tidings.link.people_round import PeopleRound
+from tidings.link.task_round import TaskRound
 
 #: seconds between two rounds, unless something new is told of: receipts wait for the next one
 EVERY = 2.0
@@ -36,10 +37,11 @@ class Rounds:
         ledger: BookedLink,
         people: PeopleRound,
         mail: MailRound | None = None,
+        tasks: TaskRound | None = None,
         *,
         every: float | None = None,
     ) -> None:
-        self.link, self._ledger, self._people, self._mail = link, ledger, people, mail
+        self.link, self._ledger, self._people, self._mail, self._tasks = link, ledger, people, mail, tasks
         self._every = every or EVERY
         self._woken, self._asked = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -96,19 +98,30 @@ class Rounds:
         failure: TidingsError | None = None
         try:
             await self._people.run()
-        except TidingsError as error:  # mail to whoever is known goes on
+        except TidingsError as error:  # mail and tasks of whoever is known go on
             failure = error
-        if self._mail is not None:
-            await self._mail.run()
+        passing = await self._people.passing()
+        for each, passes in ((self._mail, passing.direct), (self._tasks, passing.tasks)):
+            try:
+                if each is not None and passes:  # else what lies there waits
+                    await each.run()
+            except TidingsError as error:  # the other goes on
+                failure = failure or error
         if failure is not None:
             raise failure
 
     def _note(self, words: str) -> None:
         if words != self.words:
-            log.warning("link %s: who is at its other end, or mail from there, is late: %s", self.link, words)
+            log.warning("link %s: who is at its other end, mail or tasks from there are late: %s", self.link, words)
         self.words = words
 
     async def facts(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(await self._people.facts())
         mail = await self._mail.facts() if self._mail is not None else None
-        return {**found, "words": self.words, "mail": mail}
+        tasks = await self._tasks.facts() if self._tasks is not None else None
+        passing = await self._people.passing()
+        if mail is not None and not passing.direct:
+            mail["waits"] = "the other space lets no direct messages pass now"
+        if tasks is not None and not passing.tasks:
+            tasks["waits"] = "the other space lets no tasks pass now"
+        return {**found, "words": self.words, "mail": mail, "tasks": tasks}

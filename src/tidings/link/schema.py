@@ -243,4 +243,48 @@ CREATE INDEX person_agent ON person (space, agent, claim);
 CREATE INDEX person_claim ON person (space, claim);
 """
 
-MIGRATIONS = Migrations(APPLICATION_ID, (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS))
+_MARKED_MAIL = """
+-- tells the message from another one at its sequence; empty: not known, or the mail it lay in was set back since
+ALTER TABLE mail ADD COLUMN mark TEXT NOT NULL DEFAULT '';
+-- may it still lie in the mail of its sender's space? Not once its end was told there, or it is not handed out any more
+ALTER TABLE mail ADD COLUMN there INTEGER NOT NULL DEFAULT 1 CHECK (there IN (0, 1));
+CREATE INDEX mail_seq ON mail (space, peer, seq);
+-- of the receipt up to which all were told
+ALTER TABLE peer_mail ADD COLUMN told_mark TEXT NOT NULL DEFAULT '';
+-- the broker there, by its process, whose mail was looked at; the one here, when what had been let in was last known
+-- to be there; and how often it was not
+ALTER TABLE peer_mail ADD COLUMN their_broker TEXT NOT NULL DEFAULT '';
+ALTER TABLE peer_mail ADD COLUMN broker TEXT NOT NULL DEFAULT '';
+ALTER TABLE peer_mail ADD COLUMN losses INTEGER NOT NULL DEFAULT 0 CHECK (losses >= 0);
+"""
+
+_PASSING = """
+-- does the peer let direct messages pass, and tasks, as it last said?
+ALTER TABLE peer_roster ADD COLUMN direct INTEGER NOT NULL DEFAULT 1 CHECK (direct IN (0, 1));
+ALTER TABLE peer_roster ADD COLUMN tasks INTEGER NOT NULL DEFAULT 0 CHECK (tasks IN (0, 1));
+"""
+
+_TASKS = """
+-- tasks of other spaces that were queued here, for as long as they may be handed out again
+CREATE TABLE task (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  sender TEXT NOT NULL,
+  id TEXT NOT NULL,
+  -- where it is in the peer's queue
+  seq INTEGER NOT NULL CHECK (seq > 0),
+  state TEXT NOT NULL CHECK (state IN ('open', 'refused', 'ended')),
+  why TEXT NOT NULL DEFAULT '',
+  -- how far it was when the peer was told last, and when
+  told TEXT NOT NULL DEFAULT '',
+  told_at INTEGER NOT NULL DEFAULT 0,
+  at INTEGER NOT NULL,
+  PRIMARY KEY (space, peer, sender, id),
+  CHECK ((why <> '') = (state = 'refused'))
+) WITHOUT ROWID;
+CREATE INDEX task_due ON task (space, peer, told_at) WHERE state = 'open' OR told = '';
+CREATE INDEX task_age ON task (space, peer, at) WHERE state <> 'open';
+"""
+
+STEPS = (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS, _MARKED_MAIL, _PASSING, _TASKS)
+MIGRATIONS = Migrations(APPLICATION_ID, STEPS)

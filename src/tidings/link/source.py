@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +23,10 @@ from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
 from tidings.broker.private_files import read_private, write_private
 from tidings.errors import (
+    AuthRevoked,
     ConflictError,
     DeniedError,
+    EndedThere,
     MalformedDigest,
     MalformedRecord,
     OutcomeUnknown,
@@ -35,11 +37,11 @@ from tidings.errors import (
 )
 from tidings.link.compare import ComparisonLimits
 from tidings.link.connection import LinkConnection
-from tidings.link.ports import Fetched, PeerFacts
+from tidings.link.ports import Fetched, PeerFacts, Prepare
 from tidings.space.control import request_body
 from tidings.wire.digests import BucketsAnswer, Digest, DigestAnswer, IdsAnswer
 from tidings.wire.link_pages import LONGEST, read_page, read_records
-from tidings.wire.links import LinkPage, Token
+from tidings.wire.links import LinkedRecord, LinkPage, Token
 from tidings.wire.operations import MOST
 from tidings.wire.subjects import LINK_SERVICE, Subjects
 
@@ -96,8 +98,13 @@ class _Ahead(NamedTuple):
     asking: asyncio.Task[LinkPage]
 
 
+async def _as_it_is(records: Sequence[LinkedRecord]) -> None:
+    del records
+
+
 class PeerSource:
-    """`space` is what the other space calls itself; `on_wake` hears that there may be something new."""
+    """`space` is what the other space calls itself; `on_wake` hears that there may be something new. What is asked for
+    before it is wanted is given to `prepare`."""
 
     def __init__(
         self,
@@ -106,11 +113,12 @@ class PeerSource:
         space: str,
         *,
         on_wake: Callable[[], None] = lambda: None,
+        prepare: Prepare = _as_it_is,
         patience: float = PATIENCE,
     ) -> None:
         self.subjects = Subjects(space)
         self.patience = patience
-        self._on_wake = on_wake
+        self._on_wake, self._prepare = on_wake, prepare
         self.connection = LinkConnection(
             url,
             creds,
@@ -151,7 +159,13 @@ class PeerSource:
         self._said_at = time.monotonic()
         self._renew(said.jwt)
         return PeerFacts(
-            space=said.space, epoch=said.epoch, head=said.head, floor=said.floor, time=_clock_of(said.time)
+            space=said.space,
+            epoch=said.epoch,
+            head=said.head,
+            floor=said.floor,
+            shares=said.shares,
+            hops=said.hops,
+            time=_clock_of(said.time),
         )
 
     async def page(self, token: Token, limit: int) -> LinkPage:
@@ -163,13 +177,18 @@ class PeerSource:
             self._said_at = -RENEW_EVERY  # it shares something else now
         self._granted = page.granted or self._granted
         if page.more and page.through.seq > token.seq:
-            asking = asyncio.create_task(self._page(page.through, limit, token.seq), name="the page behind")
+            asking = asyncio.create_task(self._page_behind(page.through, limit, token.seq), name="the page behind")
             self._ahead = _Ahead(page.through, time.monotonic(), asking)
         return page
 
     async def _page(self, token: Token, limit: int, handled: int) -> LinkPage:
         asked = {"space": token.space, "epoch": token.epoch, "after": token.seq, "mark": token.mark}
         return read_page(await self._ask("page", **asked, limit=limit, handled=handled))
+
+    async def _page_behind(self, token: Token, limit: int, handled: int) -> LinkPage:
+        page = await self._page(token, limit, handled)
+        await self._prepare(page.records)
+        return page
 
     async def _asked_ahead(self, token: Token) -> LinkPage | None:
         """The page behind a token, if it was asked for just now. What failed is asked for again, and tells why then."""
@@ -250,7 +269,10 @@ class PeerSource:
     async def _ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         who = f"space {self.subjects.space}"
         subject = self.subjects.control(LINK_SERVICE, self.connection.user)
-        message = await self.connection.ask(subject, request_body(do, None, arguments), who, self.patience)
+        try:
+            message = await self.connection.ask(subject, request_body(do, None, arguments), who, self.patience)
+        except AuthRevoked as error:
+            raise self._cut_off(who) from error
         try:
             said = msgspec.json.decode(message.data, type=_PeerAnswer)
             if said.ok:
@@ -260,6 +282,18 @@ class PeerSource:
         raise _refused(said.error, who, do)
 
     # --- its credential ---
+
+    def _cut_off(self, who: str) -> DeniedError:
+        """Why their broker does not take our key: they cut it, unless it was not renewed in time."""
+        with suppress(TidingsError, ValueError, KeyError, TypeError):
+            ends = int(jwt.decode(jwt.split_credentials(read_private(self.connection.creds))[0]).get("exp") or 0)
+            if ends and ends <= time.time():
+                until = f"{datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC"
+                return AuthRevoked(
+                    f"the key of this space at {who} held until {until}, and was not renewed in time: `tidings link "
+                    "renew` on one side, and accept the line that it prints on the other"
+                )
+        return EndedThere(f"{who} does not take the key of this space any more: its operator ended the link")
 
     def _renew(self, token: str) -> None:
         """Keep a newer token of our user. It opens nothing without the key beside it, and is theirs to take back."""
@@ -285,7 +319,7 @@ def _refused(said: _Refusal, who: str, do: str) -> TidingsError:
     words = "".join(each if each.isprintable() else "?" for each in said.message)[:_MOST_WORDS]
     text = f"{who} refuses `{do}`: {words}"
     if said.code in _CODES_OF_DENIAL:
-        return DeniedError(text)
+        return EndedThere(text) if do in _OF_THE_LOG else DeniedError(text)
     if said.code == ConflictError.code:
         return _Busy(text)
     if said.code == OutcomeUnknown.code:
@@ -300,6 +334,8 @@ def _codes_below(root: type[TidingsError]) -> frozenset[str]:
 
 
 _CODES_OF_DENIAL = _codes_below(DeniedError)
+#: whoever is denied these has no link there that is on
+_OF_THE_LOG = frozenset({"hello", "page", "fetch", "digest", "buckets", "ids"})
 #: also what failed there for no reason that concerns us
 _CODES_OF_ABSENCE = _codes_below(UnreachableError) | {TidingsError.code}
 

@@ -13,8 +13,9 @@ from tidings.link.compare import PeerSide
 from tidings.link.destination import LocalDestination, LocalLinks, LocalSpace
 from tidings.link.mail_round import LocalPost
 from tidings.link.people_round import AskedPeer
-from tidings.link.ports import Destination, Source
+from tidings.link.ports import Destination, Prepare, Source
 from tidings.link.source import PeerSource
+from tidings.link.task_round import LocalQueue
 from tidings.space.home import SpaceHome
 from tidings.space.link_peers import PeerAccess
 
@@ -25,19 +26,21 @@ class SharedLog(Source, PeerSide, AskedPeer, Protocol):
     async def close(self) -> None: ...
 
 
+class WorkersSpace(LocalPost, LocalQueue, Protocol):
+    """This space, as its steward answers its worker, and takes mail and tasks from it."""
+
+
 class Spaces(Protocol):
     async def links(self) -> LocalLinks:
         """The link records in force here."""
         ...
 
-    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None]) -> SharedLog: ...
+    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> SharedLog: ...
 
     def destination(self, link: str) -> Destination: ...
 
     @property
-    def here(self) -> LocalPost:
-        """This space, as its steward answers its worker, and takes mail from it."""
-        ...
+    def here(self) -> WorkersSpace: ...
 
     async def close(self) -> None: ...
 
@@ -49,14 +52,14 @@ class NatsSpaces:
     async def links(self) -> LocalLinks:
         return await self._local.links()
 
-    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None]) -> SharedLog:
-        return PeerSource(access.url, creds, access.space, on_wake=on_wake)
+    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> SharedLog:
+        return PeerSource(access.url, creds, access.space, on_wake=on_wake, prepare=prepare)
 
     def destination(self, link: str) -> Destination:
         return LocalDestination(self._local, link)
 
     @property
-    def here(self) -> LocalPost:
+    def here(self) -> WorkersSpace:
         return self._local
 
     async def close(self) -> None:

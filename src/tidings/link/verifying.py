@@ -1,4 +1,7 @@
-"""Signatures of a page, checked in threads: the library that does it leaves the interpreter to others meanwhile."""
+"""Signatures of a page, checked in threads: the library that does it leaves the interpreter to others meanwhile.
+
+`VerifiedAhead` has those of a page that came before its turn checked while the page before it is let in.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tidings.link.judging import verified
+from tidings.link.ports import Verify
 from tidings.wire.links import LinkedRecord
 
 THREADS = 2
@@ -31,3 +35,19 @@ class ThreadedVerify:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class VerifiedAhead:
+    """For one link. A page that nobody prepared is checked when it is asked about."""
+
+    def __init__(self, verify: Verify) -> None:
+        self._verify = verify
+        #: the records that were prepared last, and which of them are signed
+        self._prepared: tuple[Sequence[LinkedRecord], Sequence[bool]] = (), ()
+
+    async def prepare(self, records: Sequence[LinkedRecord]) -> None:
+        self._prepared = records, await self._verify(records)
+
+    async def __call__(self, records: Sequence[LinkedRecord]) -> Sequence[bool]:
+        prepared, good = self._prepared
+        return good if prepared is records else await self._verify(records)

@@ -18,19 +18,19 @@ from typing import Any
 import msgspec
 
 from tidings.errors import TidingsError, UsageError
-from tidings.link.agreements import definition_of, milliseconds, open_store, opened, takes_something
+from tidings.link.agreements import definition_of, milliseconds, opened, secret_of, takes_something
 from tidings.link.carrying import CarriedLink
 from tidings.link.destination import LocalLinks, PeerProgress
 from tidings.link.engine import LIVE, Mode
-from tidings.link.events import LinkEvent, Listeners, PushAdvanced, line_of
+from tidings.link.events import LinkEvent, Listener, Listeners, PushAdvanced, line_of
 from tidings.link.ledger import BookedLink
+from tidings.link.ledger_file import LedgerDatabase, open_store
 from tidings.link.local_socket import LocalServer
 from tidings.link.operations import Carrying, LinkOperations, no_access
 from tidings.link.spaces import NatsSpaces, Spaces
 from tidings.link.verifying import ThreadedVerify
 from tidings.space.home import SpaceHome
 from tidings.space.link_peers import LinkPeers, PeerAccess
-from tidings.store.database import Database
 from tidings.wire.rulings import Link
 
 #: seconds between two looks at the records
@@ -71,7 +71,7 @@ class LinkWorker:
         self._stopping, self._look_now = asyncio.Event(), asyncio.Event()
         self._changing = asyncio.Lock()
         self._verify = ThreadedVerify()
-        self._database: Database | None = None
+        self._database: LedgerDatabase | None = None
         self._since = time.time()
 
     # ------------------------------------------------------------------------------------------------ its life
@@ -81,7 +81,7 @@ class LinkWorker:
         self._look_now.set()
 
     async def run(self) -> None:
-        """`StoreBusy` if another worker has the ledger."""
+        """`StoreBusy` if another worker has the ledger; `StoreBroken` once it cannot be used any more."""
         self._database = await asyncio.to_thread(open_store, self.home)
         carrying = Carrying(self._carried.get, lambda link: self._words.get(link, ""), self._set_aside, self._push)
         self._operations = LinkOperations(self.home, self._database, carrying)
@@ -89,6 +89,7 @@ class LinkWorker:
         try:
             await server.start()
             while not self._stopping.is_set():
+                await self._database.check()
                 await self.look()
                 self.ready.set()
                 with suppress(TimeoutError):
@@ -185,7 +186,8 @@ class LinkWorker:
         assert self._database is not None
         definition = definition_of(space, record)
         try:
-            row = await self._database.write(lambda c: opened(c, definition, milliseconds()))
+            secret = secret_of(self.home.link_creds)
+            row = await self._database.write(lambda c: opened(c, definition, milliseconds(), secret))
             carried = CarriedLink(
                 definition,
                 access,
@@ -221,6 +223,10 @@ class LinkWorker:
         self._look_now.set()
 
     # ------------------------------------------------------------------------------------------- what it is asked
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """It hears every event of every link; what is returned ends that."""
+        return self._listeners.add(listener)
 
     def _heard(self, event: LinkEvent) -> None:
         log.info("%s", line_of(event))

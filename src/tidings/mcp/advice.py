@@ -27,6 +27,7 @@ NEXT: dict[type[TidingsError], str] = {
     errors.DeniedError: "Call `orient` to see your roles and what you may read and post to; a person can widen it.",
     errors.Reconnecting: "Call it again in a few seconds. What you send meanwhile is stored and goes out by itself.",
     errors.HostUnreachable: "Call it again: this server starts the host if it can. If that fails, tell a person.",
+    errors.PeerUnheard: "Call it again in a few seconds. If it stays so, tell a person that the link may be paused.",
     errors.UnreachableError: "Sending still works: messages are stored and go out later. Call this again later, "
     "or `outbox_status` to see what waits.",
     errors.IdReused: "Leave `id` out to send this as a new message, or repeat the first one exactly.",

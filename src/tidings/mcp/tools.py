@@ -55,6 +55,7 @@ Wait = Annotated[float, Field(description="Seconds to wait for it.", ge=0, le=LO
 Confirm = Annotated[float, Field(description="Seconds to wait until the space confirms it.", ge=0, le=30)]
 Channel = Annotated[str, Field(description="Such as `general` or `team.builds`.", max_length=200)]
 Role = Annotated[str, Field(description="Such as `reviewer`.", max_length=64)]
+AskedRole = Annotated[str, Field(description="Such as `reviewer`; of a linked space `reviewer@acme`.", max_length=129)]
 TaskId = Annotated[str, Field(description="As `ask_role` or `claim_task` answered it.")]
 Bytes = Annotated[int, Field(description="Bytes of text at most.", ge=1_000, le=200_000)]
 
@@ -214,7 +215,7 @@ class Tools:
 
     async def ask_role(
         self,
-        role: Role,
+        role: AskedRole,
         text: Text = "",
         data: Data = None,
         deadline: Annotated[

@@ -37,7 +37,7 @@ from tidings.space.link_ledger import LinkLedger
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
 
-LAYOUT = 7
+LAYOUT = 8
 
 
 def check_layout(info: SpaceInfo) -> None:

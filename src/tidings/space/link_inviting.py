@@ -73,6 +73,7 @@ class LinkTerms:
     hops: int = 1
     direct: Switch = "off"
     roster: Switch = "off"
+    tasks: Switch = "off"
 
 
 class LinkKeys:
@@ -122,7 +123,14 @@ class LinkInviter:
             raise UsageError(f"link {row.link} was removed: `tidings link invite` makes another one")
         record = terms_of(row)
         terms = LinkTerms(
-            record.shares, record.channels, record.space, record.until, record.hops, record.direct, record.roster
+            shares=record.shares,
+            takes=record.channels,
+            called=record.space,
+            until=record.until,
+            hops=record.hops,
+            direct=record.direct,
+            roster=record.roster,
+            tasks=record.tasks,
         )
         self._check_passing(terms)
         return self._offer(row.link, terms, seconds, reach, renews=True)
@@ -144,6 +152,7 @@ class LinkInviter:
             hops=terms.hops,
             direct=terms.direct,
             roster=terms.roster,
+            tasks=terms.tasks,
             renews=renews,
         )
         text, signature = signed_offer(self.admin.keyring.core, offer)
@@ -336,9 +345,9 @@ def check_unlinked(ledger: LinkLedger, space_id: str) -> None:
     for row in ledger.rows():
         if row.origin == space_id and row.state not in ("ending", "off"):
             raise DeniedError(
-                f"there is a link between these two spaces already ({row.link}): `tidings link set` changes what "
-                f"passes, `tidings link renew` gives it new keys, and `tidings link remove {row.link}` on both sides "
-                "makes room for another"
+                f"there is a link between these two spaces already ({row.link}): `tidings link set {row.link}` changes "
+                f"what passes, `tidings link renew {row.link}` gives it new keys, and `tidings link remove {row.link}` "
+                "on both sides makes room for another"
             )
 
 
@@ -397,6 +406,7 @@ def _record(offer: LinkOffer, acceptance: LinkAcceptance, terms: AgreedTerms, pr
         peer=acceptance.user,
         direct=terms.direct,
         roster=terms.roster,
+        tasks=terms.tasks,
     )
 
 
@@ -412,6 +422,7 @@ def _narrowed(record: Link, now: Link, offer: LinkOffer, acceptance: LinkAccepta
         until=earliest(record.until, now.until),
         direct=both_on(record.direct, now.direct),
         roster=both_on(record.roster, now.roster),
+        tasks=both_on(record.tasks, now.tasks),
     )
     if not (found.channels or found.beyond or found.shares):
         raise DeniedError(f"link {record.link} was changed since, and nothing would pass: ask for another line")

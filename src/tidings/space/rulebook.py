@@ -188,25 +188,25 @@ class Rulebook:
             return False
         return self.is_listed(channel, seq)
 
-    def mail_allowed(self, link: str, origin: str, agreed: int, sender: str, time_ns: int) -> bool:
-        """Did the link record at `agreed` let direct messages of the space `origin` come in? Those of our own agents do
-        not come over a link. What was agreed below the floor is not known any more: it counts by whom the link is with,
-        or what was let in would be refused to whoever reads it late."""
+    def mail_allowed(self, kind: str, link: str, origin: str, agreed: int, sender: str, time_ns: int) -> bool:
+        """Did the link record at `agreed` let direct messages (`dm`) or tasks of the space `origin` come in? Those of
+        our own agents do not come over a link. What was agreed below the floor is not known any more: it counts by whom
+        the link is with, or what was let in would be refused to whoever reads it late."""
         history = self.links.get(link)
         if sender in self.access or history is None or agreed > (history.since(NEVER) or 0):
             return False
         record = history.at(max(agreed, self.floor))
         if record is None or agreed < self.floor:
             return record is not None and record.origin == origin
-        return record.admits_mail(origin, time_ns=time_ns)
+        return record.admits_to_agents(kind, origin, time_ns=time_ns)
 
     def admits_at(self, seq: int, time_ns: int) -> Admits:
         """The same of the record at `seq`, for whoever opens it (`wire/envelope`); below the floor as it was there."""
 
         def admits(asked: ClaimedOrigin) -> bool:
-            link, origin, theirs, channel, hops, agreed, sender = asked
+            link, origin, theirs, channel, hops, agreed, sender, kind = asked
             if agreed:
-                return self.mail_allowed(link, origin, agreed, sender, time_ns)
+                return self.mail_allowed(kind, link, origin, agreed, sender, time_ns)
             at = max(seq, self.floor)
             return self.admission_allowed(link, origin, theirs, channel, at, hops=hops, time_ns=time_ns)
 

@@ -393,6 +393,7 @@ def _link_row(rules: Rulebook, seq: int, record: Link, readable: Iterable[str]) 
         "hops": record.hops,
         "until": record.until,
         "mail": record.passes_mail,
+        "tasks": record.passes_tasks,
     }
 
 

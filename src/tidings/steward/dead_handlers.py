@@ -20,11 +20,13 @@ from tidings.errors import UsageError
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import KINDS, DeadLetters, Letter
 from tidings.steward.history import encoded, replay_of
+from tidings.steward.link_records import shown_role
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.task_handlers import task_seq
 from tidings.steward.task_rules import EndedTask, TaskState
 from tidings.steward.tasks import TaskQueues
 from tidings.wire.envelope import Received
+from tidings.wire.names import role_parts
 from tidings.wire.patterns import covers_any
 from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.times import moment
@@ -164,7 +166,7 @@ class DeadHandlers:
         return {
             "seq": outcome.seq,
             "id": outcome.id,
-            "role": outcome.role,
+            "role": shown_role(self.space, outcome.role),
             "asker": outcome.asker,
             "asker_name": self.space.name_of(outcome.asker),
             "cause": outcome.cause,
@@ -208,6 +210,8 @@ class DeadHandlers:
             dead = self._dead(request)
             if dead.cause == TaskCause.MALFORMED:
                 raise UsageError(f"task {dead.seq} is malformed and always will be: drop it, and ask again")
+            if role_parts(dead.role)[1] or self.space.access(dead.asker) is None:
+                raise UsageError(f"task {dead.seq} went over a link, and its end was told: drop it, and ask again")
             await holds.revive(dead)
         return {"state": TaskStatus.QUEUED, "seq": dead.seq}
 

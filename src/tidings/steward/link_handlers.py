@@ -46,11 +46,11 @@ from tidings.wire.marks import Stamp, record_mark
 from tidings.wire.names import check_channel
 from tidings.wire.rulings import Link
 
-#: of a page; one record may be larger
+#: payloads of a page, and half of the answer that they are in; one record may be larger
 PAGE_BYTES = 256 * 1024
 MOST_RECORDS = 1_000
-#: read at a time for a page, so that little more is read than fits; and bytes of that
-READ_AT_ONCE, MOST_SCANNED = 200, 2 * PAGE_BYTES
+#: bytes read at a time: with their headers what fits into a page, and little more
+MOST_SCANNED = PAGE_BYTES * 5 // 4
 #: records of an answer to `fetch`, and rows of one to `ids`
 MOST_FETCHED, MOST_IDS = 256, 1_000
 #: days of channels in one answer to `digest`: well below what an answer may have, however long their names are
@@ -175,6 +175,7 @@ class LinkHandlers:
             "until": record.until,
             "direct": record.direct,
             "roster": record.roster,
+            "tasks": record.tasks,
             "time": now(),
             "jwt": row.token if row is not None and row.peer == request.sender else "",
         }
@@ -264,7 +265,7 @@ class LinkHandlers:
         reach = end
         for each in filters:
             taken = size = 0
-            async for records in self._pages(each, start, reach, min(limit + 1, READ_AT_ONCE), MOST_SCANNED):
+            async for records in self._pages(each, start, reach, limit + 1, MOST_SCANNED):
                 found.update((record.seq, record) for record in records)
                 taken += len(records)
                 size += sum(map(_size_of, records))
@@ -482,7 +483,7 @@ def _fitting(scope: LinkScope, found: list[StoredRecord], reach: int, limit: int
     for record in found:
         linked = scope.shared(record)
         if linked is not None:
-            size += _size_of(record) + 96
+            size += _size_of(record)
             if kept and (size > PAGE_BYTES or len(kept) == limit):
                 return kept, seen
             kept.append(linked)
@@ -491,5 +492,6 @@ def _fitting(scope: LinkScope, found: list[StoredRecord], reach: int, limit: int
 
 
 def _size_of(record: StoredRecord) -> int:
-    """About what it takes in an answer."""
-    return (len(record.payload) + 2) * 4 // 3 + len(record.own_block) + len(record.subject) + 160
+    """What it counts in a page: its payload, or half of about what it takes in the answer, whichever is more."""
+    in_answer = (len(record.payload) + 2) * 4 // 3 + len(record.own_block) + len(record.subject) + 256
+    return max(len(record.payload), in_answer // 2)

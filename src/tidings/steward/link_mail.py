@@ -7,6 +7,10 @@
 Everything is decided by the link record in force at that moment: both switches are on, or nothing passes. A space is
 believed about messages to its own agents and no others, and hands out what agents wrote whom it stated. What one link
 can leave here is bounded, in number and bytes, and so is what one agent of it can: others do not wait for them.
+
+Mail that was read is removed, so a token cannot name the record it stands at. Whoever asks names records that it
+remembers instead, and is answered from the newest that is still the same: whatever a stream that was set back has at
+sequences that it used before comes behind it.
 """
 
 from __future__ import annotations
@@ -30,7 +34,15 @@ from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.receipts import Key, ReceiptStore
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.wire.ids import is_message_id
-from tidings.wire.link_mail import MAIL_PER_PAGE, TOLD_STAGES, LinkedMail, ToldReceipt, read_receipts
+from tidings.wire.link_mail import (
+    MAIL_PER_PAGE,
+    TOLD_STAGES,
+    LinkedMail,
+    ToldReceipt,
+    read_claims,
+    read_receipts,
+)
+from tidings.wire.marks import Stamp, record_mark
 from tidings.wire.names import check_agent_id
 from tidings.wire.states import ReceiptStage
 from tidings.wire.subjects import Direct
@@ -125,8 +137,9 @@ class LinkMail:
         self.space, self.linked, self.people, self.receipts = space, linked, people, receipts
         self.stream = space.subjects.direct_stream
         self.turns = ConcurrencyLimit(AT_ONCE, EACH, "mail of this link is being handed out already: wait for it")
-        #: (target, sender) -> ids of messages that lie here, as far as this steward looked
+        #: (target, sender) -> ids of messages that lie here, as far as this steward looked; and under which broker
         self._lying: OrderedDict[tuple[str, str], set[str]] = OrderedDict()
+        self._looked_at = ""
         #: senders whose messages were let in, and by which link: they count while they lie here, stated or not
         self._brought: dict[str, str] = {}
         #: of each link, by subject
@@ -146,30 +159,60 @@ class LinkMail:
             raise ConflictError(f"who is at the end of link {link} is not known yet: ask again")
         return found
 
-    async def _ends(self) -> tuple[str, int]:
-        """The epoch of the mail, and its last sequence."""
+    async def _ends(self) -> tuple[str, int, int]:
+        """The epoch of the mail, its first sequence and its last."""
         info = await self.space.js.info(self.stream)
-        return f"{self.linked.marks.file.epoch} {info.get('created', '')}", int(info["state"]["last_seq"])
+        state = info["state"]
+        epoch = f"{self.linked.marks.file.epoch} {info.get('created', '')}"
+        return epoch, int(state["first_seq"]), int(state["last_seq"])
 
     # --- ours for them ---
 
     @handles("link", "mail")
     async def mail(self, request: ControlRequest) -> Answer:
         """What lies here for agents of the asking space after a sequence; everything, if that was another `epoch` of
-        the mail, or other `people` were known: mail to somebody who was not is looked for again."""
+        the mail, or other `people` were known: mail to somebody who was not is looked for again. With `marks`, what
+        lies after the newest of them that is still the same record."""
         after, granted = request.optional("after", int) or 0, self._granted(request)
+        claims = read_claims(request.arguments.get("marks") or [])
         async with self.turns.turn(granted.link):
             await self.receipts.ready()
-            epoch, head = await self._ends()
+            broker = self.space.js.connection.incarnation
+            epoch, first, head = await self._ends()
             people = self._known(granted.link)
-            asked = request.optional("epoch", str), request.optional("people", str)
-            if asked != (epoch, people) or not 0 <= after <= head:
+            is_same, set_back = request.optional("epoch", str) == epoch, False
+            if is_same and claims:
+                after, set_back = await self._confirmed(claims, first, head)
+            if not is_same or request.optional("people", str) != people or not 0 <= after <= head:
+                set_back |= is_same and after > head
                 after = 0
             found, through = await self._waiting(granted.link, after + 1, head)
+            mark = await self._mark(through, found) if through >= first else ""
             if self._granted(request).link != granted.link or self.people.version(granted.link) != people:
                 raise ConflictError("who is known changed while mail was looked for: ask again")
         rows = [msgspec.to_builtins(each) for each in found]
-        return {"mail": rows, "epoch": epoch, "people": people, "through": through, "more": through < head}
+        said = {"mail": rows, "epoch": epoch, "people": people, "through": through, "more": through < head}
+        return {**said, "after": after, "mark": mark, "set_back": set_back, "broker": broker}
+
+    async def _confirmed(self, claims: Iterable[Stamp], first: int, head: int) -> tuple[int, bool]:
+        """The newest of these records that is still there, 0 if none is; and whether another one is where one was. One
+        that is gone proves nothing: it was read and removed, or what came in its place was."""
+        set_back = False
+        for claim in claims:
+            if claim.seq < max(1, first):
+                break
+            stored = await self.space.js.at(self.stream, claim.seq, patient=False) if claim.seq <= head else None
+            if stored is not None and _mark_of(stored) == claim.mark:
+                return claim.seq, set_back
+            set_back |= stored is not None or claim.seq > head
+        return 0, set_back
+
+    async def _mark(self, seq: int, found: list[LinkedMail]) -> str:
+        """Of the record at a sequence, whosever it is; empty if there is none."""
+        if found and found[-1].seq == seq:
+            return found[-1].mark
+        stored = await self.space.js.at(self.stream, seq, patient=False)
+        return _mark_of(stored) if stored is not None else ""
 
     async def _waiting(self, link: str, start: int, head: int) -> tuple[list[LinkedMail], int]:
         gathered, targets = _Gathered(head), self.people.of_link(link)
@@ -228,7 +271,12 @@ class LinkMail:
         if stage is not None and stage.rank > ReceiptStage.CONFIRMED.rank:
             return None
         return LinkedMail(
-            seq=record.seq, sender=opened.sender, to=opened.destination, sig=opened.signature, payload=record.payload
+            seq=record.seq,
+            sender=opened.sender,
+            to=opened.destination,
+            sig=opened.signature,
+            payload=record.payload,
+            mark=_mark_of(record),
         )
 
     @handles("link", "told")
@@ -253,7 +301,10 @@ class LinkMail:
         """Is or was there such a message? One that is gone is known by what was told of it before."""
         if key in self.receipts.lives:
             return self.space.access(key[0]) is not None
-        return seq > 0 and self.space.access(key[0]) is not None and await self.receipts.addressed(seq) == key
+        if seq <= 0 or self.space.access(key[0]) is None:
+            return False
+        # of mail that was set back this steward may remember what was there before
+        return await self.receipts.addressed(seq) == key or await self.receipts.addressed(seq, anew=True) == key
 
     async def _write(self, key: Key, told: ToldReceipt) -> int:
         seq = self.receipts.lives[key].seq if key in self.receipts.lives else told.seq
@@ -305,6 +356,9 @@ class LinkMail:
     async def _ids(self, target: str, sender: str) -> set[str]:
         """Ids of messages that lie here from one to the other; what is let in now counts too."""
         pair = (target, sender)
+        if self._looked_at != (broker := self.space.js.connection.incarnation):  # it may have lost some
+            self._lying.clear()
+            self._looked_at = broker
         if pair not in self._lying:
             head, ids = await self.space.head(self.stream), set[str]()
             subject = self.space.subjects.direct(target, sender)
@@ -358,21 +412,34 @@ class LinkMail:
 
     @handles("admission", "receipts")
     async def told_here(self, request: ControlRequest) -> Answer:
-        """What became of messages of other spaces after a sequence of an epoch, oldest first; `n` is the sequence."""
-        after, s = request.optional("after", int) or 0, self.space.subjects
+        """What became of messages of other spaces after a sequence of an epoch, oldest first; `n` is the sequence. From
+        the beginning, if the record there is not the one with this `mark`. What is removed here is the oldest, so a
+        record that is gone, with others before it still there, was lost."""
+        at, s = Stamp(request.optional("after", int) or 0, request.optional("mark", str) or ""), self.space.subjects
+        broker = self.space.js.connection.incarnation  # before anything is read: it may be another one afterwards
         info = await self.space.js.info(s.audit_stream)
         epoch, head = f"{(await self._ends())[0]} {info.get('created', '')}", int(info["state"]["last_seq"])
-        if request.optional("epoch", str) != epoch or not 0 <= after <= head:
-            after = 0
+        if request.optional("epoch", str) != epoch or not await self._is_told_at(at, info["state"]):
+            at = Stamp(0, "")
         found: list[dict[str, Any]] = []
-        seen, read = after, 0
-        async for page in self.space.js.read(s.audit_stream, s.audit("receipt") + ".*", after + 1, head, page=200):
+        seen, read, more = at, 0, False
+        async for page in self.space.js.read(s.audit_stream, s.audit("receipt") + ".*", at.seq + 1, head, page=200):
             for record in page:
-                seen, read = record.seq, read + 1
                 found += self._foreign(record)
-            if len(found) >= RECEIPTS_EACH or read >= RECEIPTS_READ:
-                return {"receipts": found, "through": seen, "epoch": epoch, "more": seen < head}
-        return {"receipts": found, "through": head, "epoch": epoch, "more": False}
+            seen, read = Stamp(page[-1].seq, _mark_of(page[-1])), read + len(page)
+            if more := seen.seq < head and (len(found) >= RECEIPTS_EACH or read >= RECEIPTS_READ):
+                break
+        said = {"receipts": found, "epoch": epoch, "broker": broker, "after": at.seq}
+        return {**said, "through": seen.seq, "mark": seen.mark, "more": more}
+
+    async def _is_told_at(self, at: Stamp, state: Mapping[str, Any]) -> bool:
+        """Is nothing at or before this receipt another one than there was?"""
+        if not 0 < at.seq <= int(state["last_seq"]):
+            return at.seq == 0
+        if at.seq < int(state["first_seq"]):
+            return True
+        stored = await self.space.js.at(self.space.subjects.audit_stream, at.seq)
+        return stored is not None and _mark_of(stored) == at.mark
 
     def _foreign(self, record: StoredRecord) -> Iterable[dict[str, Any]]:
         with suppress(ValueError, KeyError, TypeError):  # boundary: written by another version of us
@@ -382,7 +449,8 @@ class LinkMail:
             if told and self.space.access(sender) is None:
                 to = record.subject.rpartition(".")[2]
                 why = _line(said.get("why", ""))
-                return [{"sender": sender, "id": mid, "to": to, "stage": stage, "why": why, "n": record.seq}]
+                row = {"sender": sender, "id": mid, "to": to, "stage": stage, "why": why}
+                return [{**row, "n": record.seq, "mark": _mark_of(record)}]
         return []
 
     # --- telling that there is something ---
@@ -417,6 +485,10 @@ def _offered(said: Any) -> list[_OfferedMail]:
         check_agent_id(each.sender)
         check_agent_id(each.to)
     return found
+
+
+def _mark_of(record: StoredRecord) -> str:
+    return record_mark(record.time_ns, record.subject, record.payload)
 
 
 def _sender(subject: str) -> str:

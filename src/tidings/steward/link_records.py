@@ -17,7 +17,7 @@ from tidings.errors import ConflictError, InvalidName, UsageError
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.writer import ADMIN, RulingWriter
-from tidings.wire.names import check_token, is_agent_id
+from tidings.wire.names import check_token, is_agent_id, role_parts, shown_space
 from tidings.wire.rulings import Link
 
 #: links of one space that are on
@@ -37,6 +37,15 @@ def links_on(space: SpaceContext) -> Iterator[tuple[str, int, Link]]:
     """Those that let something pass now."""
     moment = time.time_ns()
     return (each for each in links_in_force(space) if each[2].state == "on" and not each[2].has_ended(moment))
+
+
+def shown_role(space: SpaceContext, address: str) -> str:
+    """Which role a task is for, for people: `reviewer`, or `reviewer@acme`."""
+    role, origin = role_parts(address)
+    if not origin:
+        return role
+    name = next((record.space for _, _, record in links_in_force(space) if record.origin == origin), "")
+    return f"{role}@{shown_space(name, origin)}"
 
 
 @dataclass(frozen=True, slots=True)

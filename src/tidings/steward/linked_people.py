@@ -23,7 +23,7 @@ from tidings.steward.link_records import links_on
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster_service import RosterService
 from tidings.wire.keys import KeyPair
-from tidings.wire.names import check_agent_id, check_agent_name, check_role, foreign_name
+from tidings.wire.names import check_agent_id, check_agent_name, check_role, foreign_name, shown_space
 from tidings.wire.patterns import covers_any
 from tidings.wire.people import (
     MOST_PEOPLE,
@@ -60,6 +60,9 @@ class _Kept:
     gone: frozenset[str] = frozenset()
     #: they get their mail, and nobody is shown them: the link is paused, or the other space tells nothing any more
     hidden: bool = False
+    #: the other space lets direct messages pass, too, and tasks
+    direct: bool = True
+    tasks: bool = False
     #: a version that is being handed over, and how many of it were told; not all of them are taken
     staged: str = ""
     told: int = 0
@@ -97,8 +100,8 @@ class LinkedPeople:
         self._owners: dict[str, str] = {}
         #: link -> since when it is on and shares its roster, as far as this steward saw it
         self._since: dict[str, float] = {}
-        #: links over which mail passed at the last look: rows say whether it does
-        self._passing: set[str] = set()
+        #: links, and whether mail and tasks passed at the last look: rows say whether they do
+        self._passing: set[tuple[str, bool, bool]] = set()
 
     # --- questions ---
 
@@ -108,7 +111,9 @@ class LinkedPeople:
         record = self._sharing().get(link) if link is not None else None
         if link is None or record is None or (row := self._kept[link].people.get(agent_id)) is None:
             return None
-        return Foreigner(link, _shown(row, record))
+        kept = self._kept[link]
+        direct, tasks = record.passes_mail and kept.direct, record.passes_tasks and kept.tasks
+        return Foreigner(link, _shown(row, record, direct=direct, tasks=tasks))
 
     def row(self, agent_id: str) -> Agent | None:
         """As agents here are shown it."""
@@ -121,6 +126,11 @@ class LinkedPeople:
         if kept is None:
             return frozenset()
         return frozenset(each for each in kept.keys if self._owner(each) == link)
+
+    def holders(self, role: str, origin: str) -> list[str]:
+        """Who holds a role of a linked space, by its id, as far as agents here are shown."""
+        found = (self.row(key) for kept in self._kept.values() for key in kept.people)
+        return [each.id for each in found if each is not None and each.space == origin and role in each.roles]
 
     def takes_mail(self, agent_id: str) -> bool:
         """Is or was it an agent of a space that direct messages may go to? While that is not known yet, anybody is."""
@@ -151,6 +161,15 @@ class LinkedPeople:
         kept = self._kept.get(link)
         return kept.version if kept else ""
 
+    def unheard(self) -> dict[str, str]:
+        """Linked spaces whose agents are not shown now, and why: nobody has told yet in this term who they are, or they
+        are hidden. Whoever knew them does not take them for nobody."""
+        found: dict[str, str] = {}
+        for link, record in self._sharing().items():
+            if not self.version(link) or self._kept[link].hidden:
+                found[shown_space(record.space, record.origin)] = "paused" if self.version(link) else "starting"
+        return found
+
     def _owner(self, agent_id: str) -> str | None:
         """The link whose other space has or had this key. Whom it was handed over for first has it: which space stated
         it first is what our worker's ledger knows, across restarts."""
@@ -169,15 +188,16 @@ class LinkedPeople:
             kept = self._kept.pop(link)
             self._disown(kept)
             self.admit(kept.people)
-        passing = {link for link, record in sharing.items() if record.passes_mail}
-        for link in (passing ^ self._passing) & self._kept.keys():
+        passing = {(link, record.passes_mail, record.passes_tasks) for link, record in sharing.items()}
+        for link in {each[0] for each in passing ^ self._passing} & self._kept.keys():
             self.admit(self._kept[link].people)
         self._passing = passing
 
     @handles("admission", "people")
     async def hand_over(self, request: ControlRequest) -> Answer:
         """Who is in a linked space, in pages: `people` from number `after` on, and whether there are `more`; with the
-        last of them, who has `gone`, and whether they are `hidden`: they keep their mail, and are shown to nobody.
+        last of them, who has `gone`, and whether they are `hidden`: they keep their mail, and are shown to nobody;
+        and whether their space lets `direct` messages and `tasks` pass: if not, what was written to them waits.
         Asked without people it answers which `version` is known. Who is one of ours, or of another space, is
         refused."""
         link, version = request.text("link"), request.text("version")
@@ -198,6 +218,8 @@ class LinkedPeople:
         kept.told += len(rows)
         if not request.optional("more", bool):
             kept.hidden = bool(request.optional("hidden", bool))
+            kept.direct = request.optional("direct", bool) is not False
+            kept.tasks = bool(request.optional("tasks", bool))
             self._replace(link, kept, gone)
         return {"version": kept.version, "refused": refused}
 
@@ -229,9 +251,9 @@ def _rows(people: Any) -> list[_PersonRow]:
     return rows
 
 
-def _shown(row: Agent, record: Link) -> Agent:
+def _shown(row: Agent, record: Link, *, direct: bool, tasks: bool) -> Agent:
     name = foreign_name(row.name, row.id, record.space, record.origin)
-    return Agent(id=row.id, name=name, roles=row.roles, direct=record.passes_mail)
+    return Agent(id=row.id, name=name, roles=row.roles, direct=direct, space=record.origin, tasks=tasks)
 
 
 class RosterStatements:
@@ -267,6 +289,8 @@ class RosterStatements:
             "epoch": self.linked.marks.file.epoch,
             "key": key.id,
             "rotations": rotations,
+            "direct": granted.record.passes_mail,
+            "tasks": granted.record.passes_tasks,
         }
 
     def _granted(self, request: ControlRequest) -> GrantedLink:

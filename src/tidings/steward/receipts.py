@@ -271,9 +271,10 @@ class ReceiptStore:
 
     # --- records ---
 
-    async def addressed(self, seq: int) -> Key | None:
-        """(sender, id, target) of the direct message at a sequence, from memory or from the stream."""
-        if seq in self.by_seq:
+    async def addressed(self, seq: int, *, anew: bool = False) -> Key | None:
+        """(sender, id, target) of the direct message at a sequence, from memory or from the stream; `anew`: not from
+        memory."""
+        if seq in self.by_seq and not anew:
             return self.by_seq[seq]
         stored = await self.space.js.at(self.space.subjects.direct_stream, seq, patient=False)
         return self.key_of(stored) if stored else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -61,7 +61,10 @@ class RosterService:
         self.lease = writer.lease
         self.boot = self.lease.holder_id
         self.n = 0
+        #: linked spaces whose agents nobody is told of now
+        self.unheard: Callable[[], dict[str, str]] = dict
         self._told_running, self._told_links = False, 0
+        self._told_unheard: dict[str, str] = {}
         self._published = float("-inf")
         self._swept = 0.0
         self._saved = time.monotonic()
@@ -100,7 +103,7 @@ class RosterService:
         # also while nobody is here: who only keeps mail or looks on beats nothing, and wants to know how far the log is
         due = now - self._published >= self.space.intervals.roster_heartbeat
         due = due or self.backstop.running != self._told_running
-        due = due or self.space.table.rules.links_revised != self._told_links
+        due = due or self.space.table.rules.links_revised != self._told_links or self.unheard() != self._told_unheard
         if (self.table.has_news or due) and self.lease.is_fresh:
             await self._publish(due=due)
         if now - self._saved >= SAVE_EVERY:
@@ -109,6 +112,7 @@ class RosterService:
     async def _publish(self, *, due: bool) -> None:
         facts = await self.facts()
         self._told_running, self._told_links = facts["backstop"].running, facts["links"]
+        self._told_unheard = facts["unheard"]
         rows, gone = self.table.news()
         if not rows and not gone and not due:
             return
@@ -132,6 +136,7 @@ class RosterService:
             "floor": rules.floor,
             "backstop": self.backstop.fact(head),
             "links": rules.links_revised,
+            "unheard": self.unheard(),
         }
 
     async def save(self) -> None:

@@ -50,6 +50,7 @@ from tidings.steward.link_invitations import LinkInvitationHandlers
 from tidings.steward.link_mail import LinkMail
 from tidings.steward.link_pushes import LinkPushes
 from tidings.steward.link_records import LinkRecords
+from tidings.steward.link_tasks import LinkTasks
 from tidings.steward.link_wakes import LinkWakes
 from tidings.steward.linked_people import LinkedPeople, RosterStatements
 from tidings.steward.mail import Mail
@@ -282,6 +283,7 @@ class Steward:
         self.store = StoreWatch(space, self.lease, life, rows.admit)
         self.letters = DeadLetters(space, self.store, rows.admit)
         self.roster = RosterService(space, rows, writer, self.marks, self.store, backstop)
+        self.roster.unheard = self.people.unheard
         self.floods = FloodWatch(space, writer, self.gate, life)
         self.dispatcher = Dispatcher(self.subjects, self.lease, life, self.floods.bar)
         self.invited = InvitationHandlers(space, life, self.dispatcher.idle)
@@ -296,6 +298,7 @@ class Steward:
         self._tell_links = wakes.run
         self.linked = LinkHandlers(space, writer, self.marks, self.link_floors)
         self.link_mail = LinkMail(space, self.linked, self.people, self.receipts)
+        self.link_tasks = LinkTasks(space, self.linked, self.people, self.tasks)
         self.sides = SideStreams(space, self.letters, self.tasks.holds, self.store)
         self.probe = WriteProbe(space, writer, self.gate.disk, life, self._unwritten)
         unread = UnreadMail(space, self.receipts, self.letters, self.store, backstop)
@@ -328,7 +331,7 @@ class Steward:
             ReceiptHandlers(space, self.receipts),
             self.mail,
             TraceHandlers(space, self.receipts, self.tasks),
-            TaskHandlers(space, self.tasks, rows, self.started),
+            TaskHandlers(space, self.tasks, rows, self.started, self.people),
             DeadHandlers(space, self.letters, self.tasks),
             self.health,
             self.invited,
@@ -340,6 +343,7 @@ class Steward:
             self.people,
             RosterStatements(self.linked, self.roster),
             self.link_mail,
+            self.link_tasks,
             unread,
         )
 
@@ -372,6 +376,7 @@ class Steward:
             (every.links, self._tell_links),
             (every.links, self.people.run),
             (every.links, self.link_mail.run),
+            (every.links, self.link_tasks.run),
             (every.retention, self.link_floors.run),
             (every.stuck, self.probe.run),
             (every.reading, self.store.read_all),

@@ -14,13 +14,14 @@ from typing import Any
 from tidings.errors import BadSignature, ConflictError, DeniedError, MalformedMessage, UsageError
 from tidings.steward.context import SpaceContext
 from tidings.steward.history import encoded
+from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster import RosterTable
 from tidings.steward.task_rules import EndedTask, TaskState, is_overdue
 from tidings.steward.tasks import TaskQueues
 from tidings.wire import message as wire
 from tidings.wire.ids import is_message_id
-from tidings.wire.names import check_role
+from tidings.wire.names import check_role, check_role_address, role_parts
 from tidings.wire.operations import TASK_WAIT
 from tidings.wire.signing import verifies
 from tidings.wire.states import TaskCause, TaskStatus
@@ -28,11 +29,14 @@ from tidings.wire.times import moment
 
 
 class TaskHandlers:
-    def __init__(self, space: SpaceContext, tasks: TaskQueues, roster: RosterTable, started: float) -> None:
+    def __init__(
+        self, space: SpaceContext, tasks: TaskQueues, roster: RosterTable, started: float, people: LinkedPeople
+    ) -> None:
         """`started`: since when the steward listens."""
         self.space = space
         self.tasks = tasks
         self.roster = roster
+        self.people = people
         self._started = started
 
     @handles("task", "claim")
@@ -125,7 +129,9 @@ class TaskHandlers:
         `online` is None while the steward is too young to know: those who are here have not all beaten yet.
         """
         self.space.access_of(request.sender)
-        role = check_role(request.text("role"))
+        role, elsewhere = role_parts(check_role_address(request.text("role")))
+        if elsewhere:
+            return {"holders": len(self.people.holders(role, elsewhere)), "online": None, "last_seen": None}
         holders = [owner for owner in self.space.table.owners() if self.space.holds_role(owner, role)]
         rows = [row for owner in holders if (row := self.roster.row(owner)) is not None]
         online = sum(row.status != "offline" for row in rows)
@@ -137,7 +143,8 @@ class TaskHandlers:
     async def room(self, request: ControlRequest) -> Answer:
         """Make room for an asker whose share of a queue is full of what ended."""
         self.space.access_of(request.sender)
-        return {"made": await self.tasks.upkeep.make_room(request.sender, check_role(request.text("role")))}
+        role = check_role_address(request.text("role"))
+        return {"made": await self.tasks.upkeep.make_room(request.sender, role)}
 
     @handles("task", "result")
     async def result(self, request: ControlRequest) -> Answer:
@@ -170,7 +177,8 @@ class TaskHandlers:
             "attempt": found.attempt,
             "reasons": list(found.reasons),
             "worker": found.worker,
-            "worker_name": self.space.name_of(found.worker),
+            "worker_name": self._name_of(found.worker),
+            "space": role_parts(found.role)[1],
         }
         if isinstance(found, TaskState):
             return {**facts, "state": TaskStatus.CLAIMED if found.worker else TaskStatus.QUEUED}
@@ -181,6 +189,10 @@ class TaskHandlers:
             return {**facts, "state": TaskStatus.GONE}
         payload, signature = kept
         return {**facts, "state": TaskStatus.DONE, "result": base64.b64encode(payload).decode(), "sig": signature}
+
+    def _name_of(self, worker: str | None) -> str | None:
+        other = self.people.find(worker) if worker is not None else None
+        return other.row.name if other is not None else self.space.name_of(worker)
 
 
 def _wait(request: ControlRequest) -> float:

@@ -21,7 +21,7 @@ import msgspec
 from tidings import failpoints
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
-from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UsageError
+from tidings.errors import MalformedMessage, OutcomeUnknown, Superseded, TidingsError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import BEYOND_BOUND, DeadLetters, bytes_of_tasks, excess
@@ -37,13 +37,17 @@ from tidings.steward.task_rules import (
 )
 from tidings.steward.task_store import HoldSlots, TaskRecords
 from tidings.wire.envelope import Refused
+from tidings.wire.link_tasks import read_age
 from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.subjects import Task
+from tidings.wire.task_seal import readers_of
 
 #: dead letters of one asker above so many bytes that are kept whole
 MOST_DEAD_WHOLE, SMALL_DEAD = 100, 8 * 1024
 #: dead letters of one asker: beyond that its oldest goes, so that it pushes out nobody else's
 MOST_DEAD_EACH = 1_000
+#: why a sealed task is buried that nobody can open
+ORPHANED = "nobody for whom it was sealed holds its role any more: ask again"
 log = logging.getLogger(__name__)
 
 
@@ -57,6 +61,8 @@ class TaskHolds:
         self.book = TaskBook()
         self.records = TaskRecords(space.js, space.subjects)
         self.slots = HoldSlots(space.state, lease_seq)
+        #: (asker, id) -> tasks of ours that another space has, as far as it told
+        self.abroad: dict[tuple[str, str], TaskState] = {}
         #: hold it from the check to the write
         self.lock = asyncio.Lock()
         self.counts: Counter[str] = Counter()
@@ -183,6 +189,7 @@ class TaskHolds:
         return MAX_MESSAGE if len(self.book.dead_of(asker)) < MOST_DEAD_WHOLE else SMALL_DEAD
 
     async def _let_go(self, task: TaskState, outcome: EndedTask) -> None:
+        self.abroad.pop((task.asker, task.id), None)
         self.book.end(outcome)
         self.counts[outcome.state] += 1
         await self.acknowledge(task)
@@ -223,8 +230,21 @@ class TaskHolds:
         }
         if isinstance(opened, Refused):
             return TaskState(**place, id="", ack=ack), opened
-        due = asked_deadline(opened.message, record.time_ns)
-        return TaskState(**place, id=opened.message.id, ack=ack, due=due), None
+        if opened.admission is None:
+            due = asked_deadline(opened.message, record.time_ns)
+            return TaskState(**place, id=opened.message.id, ack=ack, due=due), None
+        # Only of what came over a link, of which little lies here, it counts who can open it: an agent of this space
+        # could otherwise fill a queue with what nobody takes.
+        try:
+            readers = readers_of(opened.message)
+        except MalformedMessage as error:
+            return TaskState(**place, id="", ack=ack), Refused("malformed", str(error))
+        due = asked_deadline(opened.message, record.time_ns - read_age(opened.headers) * 1_000_000)
+        return TaskState(**place, id=opened.message.id, ack=ack, due=due, readers=readers), None
+
+    def is_orphaned(self, task: TaskState) -> bool:
+        """Is it sealed, and has nobody its role any more of those who could open it?"""
+        return bool(task.readers) and not any(self.space.holds_role(each, task.role) for each in task.readers)
 
     async def say(self, ack: str, word: bytes) -> None:
         """Fire and forget: what the broker does not hear it delivers again, and we know what became of it."""

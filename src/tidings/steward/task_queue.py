@@ -24,7 +24,7 @@ from tidings.broker.client import status_of
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import LeaseLost, TidingsError
 from tidings.nats.errors import NatsError
-from tidings.steward.task_holds import TaskHolds, either
+from tidings.steward.task_holds import ORPHANED, TaskHolds, either
 from tidings.steward.task_rules import TaskState, give, is_overdue
 from tidings.wire.states import TaskCause
 
@@ -155,6 +155,9 @@ class TaskIntake:
             if holds.book.find(task.asker, task.id) is not None:
                 holds.counts["repeated"] += 1  # (sender, id) is one task, whatever record holds it
                 await holds.say(ack, b"+ACK")
+                return
+            if holds.is_orphaned(task):
+                await holds.bury(task, TaskCause.FAILED, ORPHANED, record=record)
                 return
             holds.book.put(task)
             self._keep(record)
@@ -290,11 +293,14 @@ class TaskHandout:
                 await asyncio.sleep(0.2)
 
     async def _feed_once(self, queue: RoleQueue) -> None:
-        waiter = next((each for each in queue.waiters if self.book.held_by(each.worker) is None), None)
-        if waiter is None:
+        idle = [each for each in queue.waiters if self.book.held_by(each.worker) is None]
+        if not idle:
             await either(queue.wake.wait(), 0.5)
             return
-        task = self.book.next_for(queue.role, time.time())
+        for waiter in idle:  # one may get what another cannot open
+            task = self.book.next_for(queue.role, waiter.worker, time.time())
+            if task is not None:
+                break
         if task is None:
             await self._more(queue)
         elif is_overdue(task, time.time()):
@@ -330,7 +336,7 @@ class TaskHandout:
     async def _more(self, queue: RoleQueue) -> None:
         """Wait for a task from the broker, for one whose pause ends, or to be woken."""
         self.fetch(queue)
-        ends = self.book.next_pause_ends(queue.role)
+        ends = self.book.next_pause_ends(queue.role, time.time())
         await either(queue.wake.wait(), 1.0 if ends is None else max(0.01, min(1.0, ends - time.time())))
 
     def fetch(self, queue: RoleQueue) -> None:

@@ -23,6 +23,7 @@ from tidings.backoff import Backoff
 from tidings.errors import ConflictError, DeniedError
 from tidings.wire.message import ExtensionPart, Message
 from tidings.wire.states import TaskStatus
+from tidings.wire.task_seal import TASK_PART
 
 MAX_ATTEMPTS = 5
 DEFAULT_DEADLINE = 3_600.0
@@ -30,8 +31,6 @@ LONGEST_DEADLINE = 30 * 86_400.0
 LONGEST_BACKOFF = 300.0
 OUTCOMES_KEPT = 20_000
 REASON_CHARACTERS = 300
-#: a part of the asker's signed message, for what the steward has to know of a task
-TASK_PART = "dev.tidings.task"
 
 
 class TaskState(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,6 +61,11 @@ class TaskState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     revived_from: int = 0
     #: attempts before it was revived: a revived task has all its tries again
     attempts_before: int = 0
+    #: who can open it, if it is sealed: it is handed to nobody else
+    readers: tuple[str, ...] = ()
+
+    def fits(self, worker: str) -> bool:
+        return not self.readers or worker in self.readers
 
     @property
     def tries(self) -> int:
@@ -143,7 +147,7 @@ def is_overdue(task: TaskState, now: float) -> bool:
 
 
 def asked_deadline(message: Message, time_ns: int) -> float | None:
-    """The moment the asker set in its signed message: seconds after the record was stored."""
+    """The moment the asker set in its signed message: seconds after it was stored at `time_ns`."""
     for part in message.parts:
         if isinstance(part, ExtensionPart) and part.kind == TASK_PART:
             seconds: Any = part.body.get("deadline_s")
@@ -167,13 +171,13 @@ class TaskBook:
         seq = self._held.get(worker)
         return self.open[seq] if seq is not None else None
 
-    def next_for(self, role: str, now: float) -> TaskState | None:
-        """The waiting task to hand out: the oldest that is not in a pause."""
-        ready = [task for task in self._waiting(role) if task.not_before <= now]
+    def next_for(self, role: str, worker: str, now: float) -> TaskState | None:
+        """The waiting task to hand to a worker: the oldest that it can open and that is not in a pause."""
+        ready = [task for task in self._waiting(role) if task.not_before <= now and task.fits(worker)]
         return min(ready, key=lambda task: task.seq, default=None)
 
-    def next_pause_ends(self, role: str) -> float | None:
-        return min((task.not_before for task in self._waiting(role)), default=None)
+    def next_pause_ends(self, role: str, now: float) -> float | None:
+        return min((task.not_before for task in self._waiting(role) if task.not_before > now), default=None)
 
     def _waiting(self, role: str) -> Iterator[TaskState]:
         return (task for task in self.open.values() if task.role == role and task.worker is None)

@@ -12,11 +12,13 @@ import msgspec
 
 from tidings.broker.jetstream import StoredRecord
 from tidings.steward.retention import archive_needs
-from tidings.steward.task_holds import TaskHolds
+from tidings.steward.task_holds import ORPHANED, TaskHolds
 from tidings.steward.task_queue import TaskHandout, TaskIntake
-from tidings.steward.task_rules import TASK_PART, EndedTask, TaskState, is_overdue, is_silent
+from tidings.steward.task_rules import EndedTask, TaskState, is_overdue, is_silent
+from tidings.wire.names import role_parts
 from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.subjects import Task
+from tidings.wire.task_seal import TASK_PART
 
 #: records looked at for deadlines, and tasks buried, in one round
 LOOKED_AT = 2_000
@@ -137,7 +139,9 @@ class QueuedDeadlines:
                 return found
             if await self.intake.was_pulled(task.role, record.seq):
                 return "unheard"
-            return await holds.bury(task, TaskCause.DEADLINE, "nobody took it in time", record=record)
+            taken = holds.abroad.get((task.asker, task.id))
+            reason = "nobody took it in time" if taken is None else "its space told of no end of it in time"
+            return await holds.bury(task, TaskCause.DEADLINE, reason, record=record)
 
     async def _whereabouts(self, task: TaskState, record: StoredRecord) -> TaskState | EndedTask | str:
         """What the book says, else whether the broker takes it for ended; what was never pulled is queued."""
@@ -207,6 +211,8 @@ class TaskUpkeep:
             elif current.worker is not None and not self.space.holds_role(current.worker, current.role):
                 reason = f"{current.worker} may no longer take tasks of {current.role}"
                 await holds.give_back(current, reason, "", pause=0, cause=TaskCause.WORKER_LOST)
+            elif current.worker is None and holds.is_orphaned(current):
+                await holds.bury(current, TaskCause.FAILED, ORPHANED)
 
     # --- retention ---
 
@@ -251,10 +257,11 @@ class TaskUpkeep:
         return granted | set(self.handout.queues)
 
     def _buried(self) -> dict[str, int]:
-        """The newest dead letter of each role: it may never have been pulled, so the broker does not know its end."""
+        """The newest of each role whose end the broker does not know: dead letters, which may never have been pulled,
+        and whatever ended in another space."""
         newest: dict[str, int] = {}
         for each in self.book.outcomes.values():
-            if each.state != TaskStatus.DONE:
+            if each.state != TaskStatus.DONE or role_parts(each.role)[1]:
                 newest[each.role] = max(each.seq, newest.get(each.role, 0))
         return newest
 

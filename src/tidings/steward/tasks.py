@@ -21,12 +21,14 @@ from typing import Any
 from tidings.broker.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import DeadLetters
+from tidings.steward.link_records import shown_role
 from tidings.steward.requests import Idle
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.task_holds import TaskHolds
 from tidings.steward.task_queue import TaskHandout, TaskIntake
 from tidings.steward.task_rules import EndedTask, TaskState
 from tidings.steward.task_upkeep import QueuedDeadlines, TaskUpkeep
+from tidings.wire.names import role_parts
 from tidings.wire.states import TaskStatus
 from tidings.wire.subjects import Task
 from tidings.wire.times import moment
@@ -105,6 +107,8 @@ class TaskQueues:
         if refused is not None or task.id != message_id:
             return TaskStatus.UNKNOWN
         known = await self.deadlines.bury_unclaimed(task, record)
+        if known == TaskStatus.QUEUED:
+            return self.holds.abroad.get((asker, message_id), known)
         return TaskStatus.QUEUED if known == "unheard" else known
 
     async def _own_record(self, asker: str, message_id: str, seq: int | None) -> StoredRecord | None:
@@ -140,14 +144,16 @@ class TaskQueues:
         waiting = Counter(task.role for task in book.open.values() if task.worker is None)
         for role, records in stored.most_common(ROLES_COUNTED):
             place = await self.intake.place(role)
-            buried = sum(each.role == role and each.seq > place.delivered for each in dead)
+            # what goes to another space is pulled by nobody here
+            over = book.outcomes.values() if role_parts(role)[1] else dead
+            buried = sum(each.role == role and each.seq > place.delivered for each in over)
             pending = records if place.pending is None else place.pending
             queued[role] = max(0, pending - buried) + waiting.pop(role, 0)
             oldest = await self._oldest(role, place.acked) if queued[role] else None
             times += [oldest] if oldest is not None else []
         queued |= waiting
         return {
-            "queued": {role: count for role, count in sorted(queued.items()) if count},
+            "queued": {shown_role(self.space, role): count for role, count in sorted(queued.items()) if count},
             "held": len(held),
             "oldest_s": round(max(0.0, now - min(times) / 1e9), 3) if times else None,
             "dead": len(dead),

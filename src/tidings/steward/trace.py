@@ -26,7 +26,7 @@ from tidings.steward.task_rules import EndedTask, TaskState
 from tidings.steward.tasks import TaskQueues
 from tidings.steward.voids import Void, claimed_id, void_of
 from tidings.wire.ids import id_time_ms, is_message_id
-from tidings.wire.names import check_agent_id, check_channel, check_role, is_agent_id
+from tidings.wire.names import check_agent_id, check_channel, check_role_address, is_agent_id
 from tidings.wire.states import ReceiptStage, TaskCause, TaskStatus
 from tidings.wire.subjects import Chat, Direct, Task
 from tidings.wire.times import moment, record_time, seconds_of
@@ -202,7 +202,7 @@ class TraceHandlers:
         if kind == "dm":
             return s.direct_stream, s.direct(check_agent_id(to), request.sender)
         if kind == "task":
-            return s.task_stream, s.task(check_role(to), request.sender)
+            return s.task_stream, s.task(check_role_address(to), request.sender)
         raise UsageError("trace find: `kind` is chat, dm or task")
 
     async def _remembered(self, request: ControlRequest, mid: str) -> int | None:

@@ -363,6 +363,7 @@ class RosterAnswer(TypedDict):
     floor: int
     backstop: BackstopRow
     links: int
+    unheard: dict[str, str]
 
 
 class NamesAnswer(TypedDict):
@@ -398,8 +399,9 @@ class LinkVersion(TypedDict):
     beyond: dict[str, dict[str, str]]
     hops: int
     until: int | None
-    #: whether direct messages of that space come in
+    #: whether direct messages of that space come in, and tasks
     mail: bool
+    tasks: bool
 
 
 class LinksAnswer(TypedDict):
@@ -452,6 +454,8 @@ class TaskResultAnswer(TypedDict):
     reasons: NotRequired[list[str]]
     worker: NotRequired[str | None]
     worker_name: NotRequired[str | None]
+    #: the id of the space of its role; empty if that is this one
+    space: NotRequired[str]
     cause: NotRequired[str | None]
     result: NotRequired[str]
     sig: NotRequired[str]
@@ -551,6 +555,7 @@ class LinkHelloAnswer(TypedDict):
     until: int | None
     direct: str
     roster: str
+    tasks: str
     time: str
     jwt: str
 
@@ -643,7 +648,8 @@ class StatementRow(TypedDict):
 
 
 class LinkRosterAnswer(TypedDict):
-    """Agents whose access records lie up to `through`. `rotations` name `key`, if the asker knew another one."""
+    """Agents whose access records lie up to `through`. `rotations` name `key`, if the asker knew another one. `direct`,
+    `tasks`: whether this space lets direct messages and tasks pass the link."""
 
     people: list[StatementRow]
     through: int
@@ -651,6 +657,8 @@ class LinkRosterAnswer(TypedDict):
     epoch: str
     key: str
     rotations: list[dict[str, Any]]
+    direct: bool
+    tasks: bool
 
 
 class MailRow(TypedDict):
@@ -661,15 +669,22 @@ class MailRow(TypedDict):
     to: str
     sig: str
     payload: str
+    mark: str
 
 
 class LinkMailAnswer(TypedDict):
-    """`epoch`, `people` and `through` are what to go on from."""
+    """Everything from `after` up to `through`. `epoch`, `people` and `through` are what to go on from, with `mark`, of
+    the record there. `after`: the newest of the `marks` that is still the record there; `set_back`: another one is.
+    `broker`: which process it is; another one may have forgotten what was told last."""
 
     mail: list[MailRow]
     epoch: str
     people: str
+    after: int
     through: int
+    mark: str
+    set_back: bool
+    broker: str
     more: bool
 
 
@@ -687,6 +702,26 @@ class AdmissionMailAnswer(TypedDict):
     verdicts: list[str]
 
 
+class LinkTasksAnswer(TypedDict):
+    """Rows of `wire/link_tasks.py`; `more`: others wait."""
+
+    tasks: list[dict[str, Any]]
+    more: bool
+
+
+class LinkProgressAnswer(TypedDict):
+    """By number: what is not believed, and what is to be told again later."""
+
+    refused: list[int]
+    later: list[int]
+
+
+class AdmissionProgressAnswer(TypedDict):
+    """One row for each, in order; fewer if more would not fit."""
+
+    tasks: list[dict[str, Any]]
+
+
 class ForeignReceipt(TypedDict):
     sender: str
     id: str
@@ -695,12 +730,19 @@ class ForeignReceipt(TypedDict):
     why: str
     #: where it is among all that was told
     n: int
+    mark: str
 
 
 class AdmissionReceiptsAnswer(TypedDict):
+    """From `after`, which is 0 if what was asked for is not known to be there, up to `through`, with the mark of the
+    record there. `broker`: which process it is; another one may have lost what was acknowledged last."""
+
     receipts: list[ForeignReceipt]
     epoch: str
+    after: int
     through: int
+    mark: str
+    broker: str
     more: bool
 
 
@@ -727,6 +769,8 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("admission", "mail"): AdmissionMailAnswer,
     ("admission", "took"): NothingAnswer,
     ("admission", "receipts"): AdmissionReceiptsAnswer,
+    ("admission", "tasks"): AdmissionMailAnswer,
+    ("admission", "progress"): AdmissionProgressAnswer,
     ("attention", "get"): AttentionAnswer,
     ("attention", "set"): AttentionAnswer,
     ("channel", "list"): ChannelListAnswer,
@@ -751,6 +795,8 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     ("link", "roster"): LinkRosterAnswer,
     ("link", "mail"): LinkMailAnswer,
     ("link", "told"): LinkToldAnswer,
+    ("link", "tasks"): LinkTasksAnswer,
+    ("link", "progress"): LinkProgressAnswer,
     ("member", "join"): JoinAnswer,
     ("member", "leave"): LeaveAnswer,
     ("member", "list"): MembershipsAnswer,

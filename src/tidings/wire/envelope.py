@@ -7,8 +7,8 @@ counted and quarantined. It never raises on hostile input, keeps nothing, and do
 whether the owner is *owed* the message is decided elsewhere.
 
 What a link admitted (`via`) was said, and signed, in a channel of another space. It opens for readers who can say what
-the link record in force at its sequence lets in (`admits`), and for nobody else. A direct message of another space
-names the link record it came by, and opens in the same way.
+the link record in force at its sequence lets in (`admits`), and for nobody else. A direct message or a task of another
+space names the link record it came by, and opens in the same way.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tidings.wire import message as wire_message
 from tidings.wire.headers import Fields, refused_headers, values_of
 from tidings.wire.links import ORIGIN_HEADER, read_mail_origin, read_origin
 from tidings.wire.message import MAX_PAYLOAD, Message
+from tidings.wire.names import role_elsewhere
 from tidings.wire.signing import SIGNATURE_HEADER, verifies
 from tidings.wire.subjects import Chat, Direct, Subjects, Task, Via
 
@@ -43,10 +44,11 @@ class ClaimedOrigin(NamedTuple):
     theirs: str
     channel: str
     hops: int
-    #: of a direct message, whose `channel` and `theirs` are who it is to: the sequence of the link record it came by,
-    #: and who says to have sent it
+    #: of a direct message or a task, whose `channel` and `theirs` are whom it is to: the sequence of the link record it
+    #: came by, and who says to have sent it
     agreed: int = 0
     sender: str = ""
+    kind: Kind = "chat"
 
 
 #: did the link record in force at the record's sequence let this in?
@@ -127,11 +129,12 @@ def open_record(
         if said is None:
             return Refused("link", "it does not say where it was said")
         admission = ClaimedOrigin(link, said[0], said[1], destination, said[2])
-    elif kind == "dm" and values_of(headers, ORIGIN_HEADER):
+    elif kind != "chat" and values_of(headers, ORIGIN_HEADER):
         mail = read_mail_origin(headers)
         if mail is None or admits is None:
             return Refused("link", "it does not say where it was said")
-        admission = ClaimedOrigin(mail.link, mail.space, destination, destination, 1, mail.agreed, sender)
+        addressed = role_elsewhere(destination, space_id) if kind == "task" else destination
+        admission = ClaimedOrigin(mail.link, mail.space, addressed, destination, 1, mail.agreed, sender, kind)
     origin, said_to = (admission.origin, admission.theirs) if admission else (space_id, destination)
     if not verifies(signatures[0], origin, kind, sender, said_to, payload):
         return Refused("signature", f"not signed by {sender} for {kind} to {said_to} in {_space_words(admission)}")
@@ -139,8 +142,9 @@ def open_record(
         if admission.origin == space_id:
             return Refused("link", "it was said in this space, and cannot come into it over a link")
         if not admits(admission):
-            what = f"mail of {admission.origin}" if kind == "dm" else f"#{said_to} of {admission.origin}"
-            return Refused("link", f"no link in force lets {what} in{'' if kind == 'dm' else f' as #{destination}'}")
+            what = {"dm": "mail", "task": "tasks"}.get(kind, f"#{said_to}")
+            name_here = f" as #{destination}" if kind == "chat" else ""
+            return Refused("link", f"no link in force lets {what} of {admission.origin} in{name_here}")
     try:
         message = wire_message.decode(payload)
     except MalformedMessage as error:

@@ -110,7 +110,8 @@ def parse_invitation(text: str) -> InvitationLine:
         raise UsageError(f"this invitation is damaged: {error}") from error
     if trust == Trust.PLAIN and not is_loopback(host):
         raise UsageError(
-            f"this invitation would speak to {host} in plain: only one of another machine's own is with TLS"
+            f"this invitation would speak to {host} in plain, which is for a space on this machine only: elsewhere a "
+            "space listens with TLS (`tidings up --listen ADDR`)"
         )
     at = (space, host, int(found["port"]))
     return InvitationLine(*at, *held, issued, holds, signature, Trust(trust), authority, *how)

@@ -13,6 +13,7 @@ import msgspec
 from tidings.errors import InvalidName, MalformedMessage, MalformedRecord
 from tidings.wire import message as wire_message
 from tidings.wire.ids import is_message_id
+from tidings.wire.marks import Stamp
 from tidings.wire.message import MAX_PAYLOAD
 from tidings.wire.names import check_agent_id
 from tidings.wire.operations import MOST
@@ -22,6 +23,8 @@ from tidings.wire.states import ReceiptStage
 #: messages of one page, and receipts of one request
 MAIL_PER_PAGE: Final = 64
 RECEIPTS_AT_ONCE: Final = 100
+#: records that whoever asks for mail remembers, and names
+CLAIMS_AT_ONCE: Final = 16
 #: what the space of its reader may say of a message
 TOLD_STAGES: Final = (
     ReceiptStage.DELIVERED,
@@ -42,6 +45,8 @@ class LinkedMail(msgspec.Struct, frozen=True, kw_only=True):
     to: _Text
     sig: _Text
     payload: Annotated[bytes, msgspec.Meta(max_length=MAX_PAYLOAD)]
+    #: tells it from another record at the same sequence of mail that was set back (`marks.py`)
+    mark: _Text = ""
 
     def is_signed(self, origin: str) -> bool:
         return verifies(self.sig, origin, "dm", self.sender, self.to, self.payload)
@@ -59,13 +64,21 @@ class LinkedMail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MailPage(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows a sequence of the mail of an epoch, for those who were known; all of it up to `through` is here."""
+    """What follows a sequence of the mail of an epoch, for those who were known; all of it from `after` up to `through`
+    is here. `mark` is of the record at `through`, whosever it is; empty if there is none."""
 
     mail: Annotated[tuple[LinkedMail, ...], msgspec.Meta(max_length=MAIL_PER_PAGE)]
     epoch: _Text
     people: _Text
     through: _Seq
     more: bool
+    #: not above what was asked for; None: a space that knows nothing of marks goes on from what was asked for
+    after: _Seq | None = None
+    mark: _Text = ""
+    #: another record is at a sequence that the asker remembers
+    set_back: bool = False
+    #: its broker, by its process: another one may have forgotten what was told last
+    broker: _Text = ""
 
 
 class ToldReceipt(msgspec.Struct, frozen=True):
@@ -81,6 +94,7 @@ class ToldReceipt(msgspec.Struct, frozen=True):
 
 
 _Receipts = Annotated[list[ToldReceipt], msgspec.Meta(max_length=RECEIPTS_AT_ONCE)]
+_Claims = Annotated[list[Stamp], msgspec.Meta(max_length=CLAIMS_AT_ONCE)]
 
 
 def read_mail(said: Any) -> MailPage:
@@ -93,6 +107,14 @@ def read_mail(said: Any) -> MailPage:
     except (msgspec.ValidationError, InvalidName) as error:
         raise MalformedRecord(f"this is no page of mail: {str(error)[:200]}") from error
     return page
+
+
+def read_claims(said: Any) -> list[Stamp]:
+    """The records that another space remembers, newest first; MalformedRecord if that cannot be read."""
+    try:
+        return sorted(msgspec.convert(said, _Claims), key=lambda each: each.seq, reverse=True)
+    except msgspec.ValidationError as error:
+        raise MalformedRecord(f"`marks` are up to {CLAIMS_AT_ONCE} sequences with marks: {error}") from error
 
 
 def read_receipts(said: Any) -> list[ToldReceipt]:

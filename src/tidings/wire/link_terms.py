@@ -29,6 +29,8 @@ from tidings.wire.rulings import Count, Switch
 LONGEST_TEXT: Final = 20_000
 #: channels and patterns that are named for one direction
 MOST_PATTERNS: Final = 64
+#: what passes beside channels, if both sides say so
+SWITCHES: Final = ("direct", "roster", "tasks")
 _Texts = Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_PATTERNS)]
 _Hops = Annotated[int, msgspec.Meta(ge=1, le=MOST_HOPS)]
 
@@ -49,6 +51,7 @@ class _Side(msgspec.Struct, frozen=True, kw_only=True):
     hops: _Hops = 1
     direct: Switch = "off"
     roster: Switch = "off"
+    tasks: Switch = "off"
 
     def __post_init__(self) -> None:
         for each in (self.invitation, self.user):
@@ -246,6 +249,7 @@ class AgreedTerms(NamedTuple):
     hops: int
     direct: Switch
     roster: Switch
+    tasks: Switch
 
 
 def agreed(offer: LinkOffer, acceptance: LinkAcceptance) -> AgreedTerms:
@@ -262,12 +266,12 @@ def agreed(offer: LinkOffer, acceptance: LinkAcceptance) -> AgreedTerms:
         raise DeniedError("the link would end later than was offered")
     if acceptance.hops > offer.hops:
         raise DeniedError(f"records may come over {offer.hops} links as it was offered, not {acceptance.hops}")
-    for switch in ("direct", "roster"):
+    for switch in SWITCHES:
         if getattr(acceptance, switch) == "on" and getattr(offer, switch) == "off":
             raise DeniedError(f"`{switch}` was not offered")
     if acceptance.space_id == offer.space_id:
         raise DeniedError("a space is not linked with itself")
     if offer.user == acceptance.user or offer.invitation in (offer.user, acceptance.user):
         raise DeniedError("the key of an invitation is known to whoever has its line: make another one")
-    terms: dict[str, Any] = {name: getattr(acceptance, name) for name in ("until", "hops", "direct", "roster")}
+    terms: dict[str, Any] = {name: getattr(acceptance, name) for name in ("until", "hops", *SWITCHES)}
     return AgreedTerms(minimal(acceptance.takes), minimal(acceptance.shares), **terms)

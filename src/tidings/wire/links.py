@@ -102,7 +102,8 @@ def origin_fields(space: str, channel: str, hops: int) -> list[tuple[str, str]]:
 
 
 class MailOrigin(NamedTuple):
-    """Where a direct message came from: a space, over which link, and the sequence of the link record it came by."""
+    """Where a direct message or a task came from: a space, over which link, and the sequence of the link record it
+    came by."""
 
     space: str
     link: str
@@ -110,7 +111,7 @@ class MailOrigin(NamedTuple):
 
 
 def read_mail_origin(fields: Fields) -> MailOrigin | None:
-    """Of a direct message that came over a link; None if its headers do not say it in the one way."""
+    """Of a direct message or a task that came over a link; None if its headers do not say it in the one way."""
     said = values_of(fields, ORIGIN_HEADER)
     found = _MAIL_ORIGIN.match(said[0]) if len(said) == 1 else None
     return MailOrigin(found[1], found[2], int(found[3])) if found else None
@@ -130,6 +131,8 @@ def authorization_epoch(record: Link) -> str:
     """Names an agreement: what a link record lets pass, with whom and until when. Records that say the same have one
     name, however often they were written; another name is another agreement, under which nothing was handled yet."""
     said = {name: getattr(record, name) for name in _AGREED}
+    if record.tasks == "on":  # what was agreed on before there were tasks keeps its name
+        said["tasks"] = record.tasks
     canonical = json.dumps(said | {"shares": sorted(record.shares)}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 

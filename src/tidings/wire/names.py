@@ -17,6 +17,8 @@ MAX_TOKEN = 64
 MAX_CHANNEL = 200
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _AGENT_ID = re.compile(r"U[A-Z2-7]{55}\Z")
+#: a role of another space, by the id of that
+_ROLE_ELSEWHERE = re.compile(r"([A-Za-z0-9_-]{1,64})@(A[A-Z2-7]{55})\Z")
 #: as much of an id as models are shown of it (`mcp/ids.py`), or more
 _ID_BEGINNING = re.compile(r"U[A-Z2-7]{11,55}\Z")
 
@@ -39,10 +41,37 @@ def check_space(name: str) -> str:
 def check_role(name: str) -> str:
     if isinstance(name, str) and "@" in name:
         raise InvalidName(
-            f"role {name[:132]!r} is not allowed: a task goes to a role of this space, not over a link; in a linked "
-            "space write to an agent, by its name@space"
+            f"role {name[:132]!r} is not allowed: agents hold roles of their own space, whose names have no `@`; of a "
+            "linked space a role can be asked (`tidings ask reviewer@acme`), and not held"
         )
     return check_token(name, "role")
+
+
+def split_role(text: str) -> tuple[str, str]:
+    """A role as people ask it, `reviewer` or `reviewer@acme`: its name, and what its space is called here, or empty."""
+    role, at, space = text.partition("@") if isinstance(text, str) else (text, "", "")
+    return check_token(role, "role"), check_token(space, "space name") if at else ""
+
+
+def role_elsewhere(role: str, space_id: str) -> str:
+    """How a task is addressed that goes to a role of another space: what its asker signs."""
+    return f"{role}@{space_id}"
+
+
+def role_parts(address: str) -> tuple[str, str]:
+    """The role a task is addressed to, and the id of its space; empty if that is this one."""
+    role, _, space_id = address.partition("@")
+    return role, space_id
+
+
+def is_role_address(text: str) -> bool:
+    return is_token(text) or _ROLE_ELSEWHERE.match(text) is not None
+
+
+def check_role_address(text: str) -> str:
+    if not isinstance(text, str) or not is_role_address(text):
+        raise InvalidName(f"{text!r} is no role: a name of A-Z a-z 0-9 _ -, or that with `@` and the id of a space")
+    return text
 
 
 def check_agent_name(name: str) -> str:

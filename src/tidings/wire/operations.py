@@ -127,7 +127,17 @@ _TABLE: tuple[Operation, ...] = (
         "admission",
         "people",
         "Who is in a linked space, as the worker verified it; asked without people, which version is known.",
-        {"link": TEXT, "version": TEXT, "people": ROWS, "after": COUNT, "more": FLAG, "gone": TEXTS, "hidden": FLAG},
+        {
+            "link": TEXT,
+            "version": TEXT,
+            "people": ROWS,
+            "after": COUNT,
+            "more": FLAG,
+            "gone": TEXTS,
+            "hidden": FLAG,
+            "direct": FLAG,
+            "tasks": FLAG,
+        },
     ),
     Operation(
         "admission",
@@ -140,8 +150,10 @@ _TABLE: tuple[Operation, ...] = (
         "admission",
         "receipts",
         "What became of direct messages of other spaces, in pages.",
-        {"epoch": TEXT, "after": COUNT},
+        {"epoch": TEXT, "after": COUNT, "mark": TEXT},
     ),
+    Operation("admission", "tasks", "Whether tasks may come in by a link.", {"link": TEXT, "tasks": ROWS}),
+    Operation("admission", "progress", "How far tasks of other spaces are here.", {"tasks": ROWS}),
     Operation("attention", "get", "What may wake this agent.", {"session": TEXT}, host=True),
     Operation(
         "attention", "set", "Say what may wake it.", {"mode": TEXT, "channels": TABLE, "session": TEXT}, host=True
@@ -213,9 +225,16 @@ _TABLE: tuple[Operation, ...] = (
         "link",
         "mail",
         "Direct messages for agents of the asking space, in pages, if the link passes them.",
-        {"epoch": TEXT, "people": TEXT, "after": COUNT},
+        {"epoch": TEXT, "people": TEXT, "after": COUNT, "marks": FIELD},
     ),
     Operation("link", "told", "What became of direct messages that were handed out there.", {"receipts": ROWS}),
+    Operation(
+        "link",
+        "tasks",
+        "Tasks for roles of the asking space, if the link passes them; of some askers none.",
+        {"room": COUNT, "without": TEXTS},
+    ),
+    Operation("link", "progress", "How far tasks are that were handed out there.", {"tasks": ROWS}),
     Operation(
         "member",
         "join",

@@ -66,6 +66,9 @@ class PeoplePage(msgspec.Struct, frozen=True, kw_only=True):
     #: the steward's key, and the records that named it, if the asker did not know it
     key: Annotated[str, msgspec.Meta(max_length=100)]
     rotations: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=1_000)] = ()
+    #: whether direct messages pass the link, and tasks, as far as that space says
+    direct: bool = True
+    tasks: bool = False
 
 
 def state(key: KeyPair, space_id: str, link: str, person: Person) -> Statement:

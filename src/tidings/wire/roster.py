@@ -89,6 +89,9 @@ class Agent:
     attention_number: int | None = None
     #: whether direct messages come to it; of an agent of a linked space they need not
     direct: bool = True
+    #: of an agent of a linked space: the id of that, and whether roles there can be asked
+    space: str = ""
+    tasks: bool = False
 
     @property
     def online(self) -> bool:
@@ -141,6 +144,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     backstop: Backstop = Backstop()
     #: sequence of the newest link record: whoever knows only older ones asks for the links of the space
     links: Count = 0
+    #: linked spaces of whose agents nobody is told now, though the link shares them -> `starting` or `paused`
+    unheard: dict[str, str] = {}
 
 
 def read_beat(fields: Any) -> Beat:

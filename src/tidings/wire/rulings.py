@@ -113,6 +113,7 @@ class Link(_Record, frozen=True, kw_only=True):
     peer: str | None = None
     direct: Switch = "off"
     roster: Switch = "off"
+    tasks: Switch = "off"
 
     def __post_init__(self) -> None:
         names.check_token(self.link, "link")
@@ -142,9 +143,15 @@ class Link(_Record, frozen=True, kw_only=True):
         """Direct messages go to agents by their keys, so who is there has to be agreed on too."""
         return self.direct == "on" and self.roster == "on"
 
-    def admits_mail(self, origin: str, *, time_ns: int = 0) -> bool:
-        """May a direct message of the space `origin` come in?"""
-        return self.state == "on" and self.passes_mail and origin == self.origin and not self.has_ended(time_ns)
+    @property
+    def passes_tasks(self) -> bool:
+        """A task is sealed for those who hold its role, so who is there has to be agreed on too."""
+        return self.tasks == "on" and self.roster == "on"
+
+    def admits_to_agents(self, kind: str, origin: str, *, time_ns: int = 0) -> bool:
+        """May a direct message (`dm`) or a task of the space `origin` come in?"""
+        passes = self.passes_tasks if kind == "task" else self.passes_mail
+        return self.state == "on" and passes and origin == self.origin and not self.has_ended(time_ns)
 
     def has_ended(self, time_ns: int) -> bool:
         return self.until is not None and time_ns >= self.until * 1_000_000_000

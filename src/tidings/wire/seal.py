@@ -36,9 +36,9 @@ VERSION = 1
 NONCE_BYTES = 24
 #: what stays visible around the ciphertext never takes more than this
 _OUTSIDE = 1024
-_TAG_BYTES = 16
+TAG_BYTES = 16
 #: the plaintext whose base64 still fits a payload
-MAX_SEALED = (MAX_PAYLOAD - _OUTSIDE) // 4 * 3 - _TAG_BYTES
+MAX_SEALED = (MAX_PAYLOAD - _OUTSIDE) // 4 * 3 - TAG_BYTES
 _INSIDE = ("parts", "mentions", "reply_to", "context")
 
 
@@ -59,7 +59,7 @@ def seal_message(key: KeyPair, target_id: str, message: Message, *, nonce: bytes
     """`message`, of the holder of `key`, sealed for `target_id`. `nonce` is for golden vectors; never give one."""
     if message.sender.id != key.id:
         raise BadSignature(f"message {message.id} is from {message.sender.id}: only its sender can seal it")
-    plaintext = _inside(message)
+    plaintext = inside_of(message)
     if len(plaintext) > MAX_SEALED:
         raise TooLarge(
             f"this message has {len(plaintext)} bytes; sealed, at most {MAX_SEALED} fit: send an artifact reference"
@@ -74,12 +74,12 @@ def encrypt(key: KeyPair, target_id: str, message_id: str, plaintext: bytes, non
     """The ciphertext of whatever is to be inside, with its tag."""
     return bytes(
         bindings.crypto_aead_xchacha20poly1305_ietf_encrypt(
-            plaintext, _bound_to(target_id, message_id), nonce, _pair_key(key, key.id, target_id)
+            plaintext, _bound_to(target_id, message_id), nonce, pair_key(key, key.id, target_id)
         )
     )
 
 
-def _inside(message: Message) -> bytes:
+def inside_of(message: Message) -> bytes:
     if message.raw and all(type(part) is TextPart for part in message.parts):  # text, and read back once
         return msgspec.json.encode(_Inside(message.parts, message.mentions, message.reply_to, message.context))
     document = wire.document(message)
@@ -99,13 +99,13 @@ def open_sealed(key: KeyPair, sender_id: str, message: Message, *, target_id: st
     nonce, ciphertext = _unpacked(part.body)
     target = target_id or key.id
     try:
-        pair = _pair_key(key, sender_id, target)
+        pair = pair_key(key, sender_id, target)
         plaintext = bindings.crypto_aead_xchacha20poly1305_ietf_decrypt(
             ciphertext, _bound_to(target, message.id), nonce, pair
         )
     except (CryptoError, InvalidName, ValueError) as error:
         raise BadSignature(f"message {message.id} was not sealed by {sender_id} for {target}") from error
-    return _with_inside(message, plaintext)
+    return with_inside(message, plaintext)
 
 
 def _unpacked(body: dict[str, Any]) -> tuple[bytes, bytes]:
@@ -115,12 +115,12 @@ def _unpacked(body: dict[str, Any]) -> tuple[bytes, bytes]:
         nonce, ciphertext = (base64.b64decode(body[name], validate=True) for name in ("n", "ct"))
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise MalformedMessage("a sealed part needs `n` and `ct` in base64") from error
-    if len(nonce) != NONCE_BYTES or len(ciphertext) < _TAG_BYTES:
+    if len(nonce) != NONCE_BYTES or len(ciphertext) < TAG_BYTES:
         raise MalformedMessage("a sealed part has a nonce of 24 bytes and a ciphertext with its tag")
     return nonce, ciphertext
 
 
-def _with_inside(outer: Message, plaintext: bytes) -> Message:
+def with_inside(outer: Message, plaintext: bytes) -> Message:
     """Only what belongs inside is taken from inside: it cannot change who says it, when, or under which id."""
     inside = strict_json.loads(plaintext)
     if not isinstance(inside, dict):
@@ -139,7 +139,7 @@ def _bound_to(target_id: str, message_id: str) -> bytes:
 
 
 @lru_cache(maxsize=4_096)
-def _pair_key(key: KeyPair, sender_id: str, target_id: str) -> bytes:
+def pair_key(key: KeyPair, sender_id: str, target_id: str) -> bytes:
     """The key of one direction of a pair: what one sealed cannot be turned around as the other's."""
     other = target_id if key.id == sender_id else sender_id
     both = f"td1-seal\n{sender_id}\n{target_id}".encode()

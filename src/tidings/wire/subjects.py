@@ -117,6 +117,7 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Task:
+    #: of this space, or `role@<space id>`
     role: str
     sender: str
 
@@ -226,7 +227,8 @@ class Subjects:
         return f"{self.root}.dm.{shard_of(target)}.{names.check_agent_id(target)}.*"
 
     def task(self, role: str, sender: str) -> str:
-        return f"{self.root}.task.{names.check_role(role)}.{names.check_agent_id(sender)}"
+        """`role` may be one of a linked space (`names.role_elsewhere`): no role of this one has an `@`."""
+        return f"{self.root}.task.{names.check_role_address(role)}.{names.check_agent_id(sender)}"
 
     def delivery(self, owner: str) -> str:
         return f"{self.root}.dlv.{shard_of(owner)}.{names.check_agent_id(owner)}"
@@ -361,7 +363,7 @@ def _direct(tokens: list[str]) -> Direct | None:
 
 
 def _task(tokens: list[str]) -> Task | None:
-    if len(tokens) != 2 or not names.is_token(tokens[0]) or not names.is_agent_id(tokens[1]):
+    if len(tokens) != 2 or not names.is_role_address(tokens[0]) or not names.is_agent_id(tokens[1]):
         return None
     return Task(*tokens)
 

@@ -20,7 +20,7 @@ def moment(seconds: float) -> str:
 def record_time(nanoseconds: int) -> str:
     """The time of a record, given in nanoseconds since 1970."""
     seconds, rest = divmod(nanoseconds, 1_000_000_000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+    return f"{text_of_second(seconds)}.{rest:09d}Z"
 
 
 def parse_time(text: str) -> int:
@@ -34,6 +34,12 @@ def parse_time(text: str) -> int:
 def seconds_of(text: str) -> float:
     """Seconds since 1970."""
     return parse_time(text) / 1e9
+
+
+@lru_cache(maxsize=64)
+def text_of_second(seconds: int) -> str:
+    """What `start_of_second` reads."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 @lru_cache(maxsize=64)

@@ -99,5 +99,6 @@ def test_workers_of_links_ask_for_themselves_and_only_our_own_admits() -> None:
     peer, worker = grants.peer_permissions(MAIN, ADA.id), grants.link_permissions(MAIN, ADA.id)
     assert peer.publish == [f"td.main.ctl.link.{ADA.id}"]
     assert set(peer.subscribe) == {f"_INBOX_{ADA.id}.>", f"td.main.live.link.{ADA.id}"}
-    assert set(worker.publish) == {"td.main.via.>", "td.main.dm.>", f"td.main.ctl.admission.{ADA.id}"}
+    admitted = {f"td.main.{kind}.>" for kind in ("via", "dm", "task")}
+    assert set(worker.publish) == admitted | {f"td.main.ctl.admission.{ADA.id}"}
     assert worker.subscribe == [f"_INBOX_{ADA.id}.>"]

@@ -1,5 +1,6 @@
 """How a link is said to be, and why."""
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,15 @@ import pytest
 
 from tidings.broker import jwt
 from tidings.cli import link_words
+from tidings.link.events import LinkEvent
 from tidings.link.operations import describe
+from tidings.link.worker import event_fields
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.link_inviting import keep_peer
 from tidings.space.link_ledger import AgreedLink
 from tidings.space.link_peers import LinkPeers
 from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings.wire.links import GapKind, Token
 
 HERE, ACME = (KeyPair.generate(ACCOUNT).id for _ in range(2))
 
@@ -41,6 +45,18 @@ def why(link: dict[str, Any]) -> str:
 def test_a_link_past_its_end_is_over_whatever_passed_over_it(home: SpaceHome, terms: dict[str, Any]) -> None:
     assert link_words.state(facts(home, **terms, until=int(time.time()) - 1)) == "over"
     assert link_words.state(facts(home, **terms, until=int(time.time()) + 100)) in ("waiting", "shares only")
+
+
+@pytest.mark.parametrize("kind", LinkEvent.__subclasses__(), ids=lambda kind: kind.__name__)
+def test_every_event_of_a_link_has_a_line_in_words(kind: type[LinkEvent]) -> None:
+    token, made = Token(space="s", epoch="e", seq=7), dict[str, Any]()
+    values: dict[str, Any] = {"kind": GapKind.RECORD, "before": "live", "now": "paused", "words": "why"}
+    for field in dataclasses.fields(kind):
+        made[field.name] = token if "Token" in str(field.type) else values.get(field.name, 3)
+    fields = event_fields(kind(**made))
+    shown = link_words.event(fields)
+    assert shown.startswith("1970-01-01T00:00:03Z  ")
+    assert fields["event"] not in shown
 
 
 def test_a_link_whose_space_gave_no_address_is_not_said_to_be_interrupted_or_put_back(home: SpaceHome) -> None:

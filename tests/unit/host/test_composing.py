@@ -1,7 +1,7 @@
 """From a request to a message that can leave, without a connection."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ ADA = Identity("ada", KEYS["ada"], SUBJECTS, SPACE, "", "nats://127.0.0.1:1", Pa
 class Seen:
     """A directory that last saw these."""
 
-    def __init__(self, rows: Iterable[Agent]) -> None:
-        self.rows = list(rows)
+    def __init__(self, rows: Iterable[Agent], unheard: Mapping[str, str] | None = None) -> None:
+        self.rows, self.unheard = list(rows), unheard or {}
 
     def agents(self) -> list[Agent]:
         return self.rows

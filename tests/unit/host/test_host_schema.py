@@ -28,7 +28,7 @@ from tidings.store.snapshot import look
 from tidings.wire.roster import Agent
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (7, 8)}
+VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (7, 8, 9)}
 LATER = replace(MIGRATIONS, steps=(*MIGRATIONS.steps, built_anew("outbox"), built_anew("inbox")))
 ROW = {"pending": 1, "inflight": 2, "confirmed": 3, "done": 4, "dead": 5, "cancelled": 6}
 

@@ -2,17 +2,20 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from tidings.errors import AuthRevoked, DeniedError, MalformedRecord, PageRefused, UnreachableError
+from tidings.broker import jwt
+from tidings.broker.private_files import write_private
+from tidings.errors import AuthRevoked, DeniedError, EndedThere, MalformedRecord, PageRefused, UnreachableError
 from tidings.link.destination import WINDOW, WINDOW_BYTES, _windows
 from tidings.link.ports import LinkAdmission
 from tidings.link.source import AHEAD_FOR, RENEW_EVERY, PeerSource
-from tidings.wire.keys import KeyPair
+from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import LinkedRecord, Token
 
 PAGE: dict[str, Any] = {
@@ -141,6 +144,22 @@ async def test_the_page_behind_is_asked_for_while_one_is_handled_and_none_twice(
     assert pages.asked[-1] == (4, 4), "nothing is behind the end"
 
 
+async def test_what_comes_ahead_is_prepared_before_it_is_given_out_and_what_does_not_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages, prepared = Pages(monkeypatch, 3), list[object]()
+
+    async def prepare(records: Sequence[LinkedRecord]) -> None:
+        await asyncio.sleep(0)
+        prepared.append(records)
+
+    monkeypatch.setattr(pages.source, "_prepare", prepare)
+    await pages.page(0)
+    assert not prepared, "it is wanted now"
+    given = [(await pages.source.page(at(after), 10)).records for after in (1, 2)]
+    assert [each is known for each, known in zip(given, prepared, strict=True)] == [True, True]
+
+
 async def test_a_page_that_was_asked_for_ahead_and_is_not_wanted_failed_or_is_old_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -173,3 +192,27 @@ def test_what_is_put_in_at_once_is_bounded_and_nothing_is_left_out(sizes: list[i
         size = sum(len(each.record.payload) for each in window)
         assert 1 <= len(window) <= WINDOW
         assert size <= WINDOW_BYTES or len(window) == 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "error", "words"),
+    [
+        (None, EndedThere, "its operator ended the link"),
+        (10**10, EndedThere, "its operator ended the link"),
+        (1_000, AuthRevoked, r"held until 1970-01-01 00:16 UTC, and was not renewed in time"),
+    ],
+)
+async def test_a_key_that_is_refused_was_cut_unless_its_time_is_over(
+    ends: int | None, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = KeyPair.generate()
+    token = jwt.encode(KeyPair.generate(ACCOUNT), user.id, "x", {}, iat=1, expires=ends)
+    write_private(tmp_path / "creds", jwt.credentials(token, user))
+    source = PeerSource("nats://127.0.0.1:1", tmp_path / "creds", "main")
+
+    async def refused(*_arguments: Any, **_how: Any) -> None:
+        raise AuthRevoked("the broker refuses")
+
+    monkeypatch.setattr(source.connection, "ask", refused)
+    with pytest.raises(error, match=words):
+        await source.hello()

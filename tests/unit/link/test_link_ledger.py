@@ -313,7 +313,9 @@ def test_quarantined_records_come_back_whole_and_sparsely(connection: sqlite3.Co
     assert waiting.in_quarantine(connection, row) == []
 
 
-def test_a_link_is_deleted_whole_and_rebuilt_from_nothing(connection: sqlite3.Connection, row: int) -> None:
+def test_a_link_is_deleted_whole_and_rebuilt_from_nothing_but_its_quarantine(
+    connection: sqlite3.Connection, row: int
+) -> None:
     commit(connection, row, 9, said(2), said(3, "quarantined", "signature"))
     waiting.owe(connection, row, [4], now=1)
     local_index.meet(connection, facts("b1", 10))
@@ -321,9 +323,17 @@ def test_a_link_is_deleted_whole_and_rebuilt_from_nothing(connection: sqlite3.Co
     ledger.rebuild(connection, row)
     assert moved(connection, row) is None
     assert local_index.meet(connection, facts("b1", 10)).anew, "what the log here holds is read again, too"
-    assert kinds(connection) == {}
+    assert ledger.counts(connection, row) == {"quarantined": 1}
+    assert [each.record for each in waiting.due_in_quarantine(connection, row, 0, 10)] == [record(3)]
     ledger.begin(connection, row, token(0, epoch="e3"))
     ledger.commit_page(connection, row, token(0, "e3"), token(9, "e3"), [said(2, "quarantined", "x")], now=1)
+    assert [each.record.seq for each in waiting.in_quarantine(connection, row)] == [2, 3]
+    ledger.rebuild(connection, row)
+    assert [(each.record.seq, each.life) for each in waiting.in_quarantine(connection, row)] == [(2, 2), (3, 1)]
+    ledger.begin(connection, row, token(0, epoch="e4"))
+    again = [said(2), said(3, "quarantined", "signature")]
+    ledger.commit_page(connection, row, token(0, "e4"), token(9, "e4"), again, now=1)
+    assert [(each.record.seq, each.life) for each in waiting.in_quarantine(connection, row)] == [(3, 0)], "each once"
     ledger.delete(connection, row)
     assert ledger.links(connection) == []
     for table in ("disposition", "quarantine", "obligation"):

@@ -7,12 +7,13 @@ import pytest
 
 from tidings.errors import ConflictError, PageRefused, UnknownPeer
 from tidings.link import mail_book, people
-from tidings.link.mail_book import HandledMail, MailState
+from tidings.link.mail_book import HandledMail, MailLooked, MailState
 from tidings.link.people import PeerPlace, ReadThrough
 from tidings.link.schema import MIGRATIONS
 from tidings.store.database import Database
 from tidings.wire.ids import new_id
 from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings.wire.marks import Stamp
 from tidings.wire.people import Person
 
 PLACE = PeerPlace(KeyPair.generate(ACCOUNT).id, KeyPair.generate(ACCOUNT).id)
@@ -35,11 +36,11 @@ def mail(seq: int, outcome: str = "admitted", mid: str = "") -> HandledMail:
 
 
 def test_a_page_moves_the_token_and_a_message_that_comes_again_keeps_what_became_of_it(book: Database) -> None:
-    first = mail(3)
-    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [first, mail(4, "refused")], "e1", "p", 5, 1_000))
+    first, looked = mail(3), MailLooked("e1", "p", 5)
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [first, mail(4, "refused")], looked, 1_000))
     assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("e1", "p", 5, "", 0)
     again = first._replace(seq=1, outcome="had")
-    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [again], "e2", "p", 1, 2_000))
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [again], MailLooked("e2", "p", 1), 2_000))
     assert book.read_blocking(lambda c: mail_book.seqs_of(c, PLACE, [first.key])) == {first.key: 1}
     assert book.read_blocking(lambda c: mail_book.counts(c, PLACE)) == {"admitted": 1, "refused": 1}
     assert book.read_blocking(lambda c: mail_book.seqs_of(c, OTHER, [first.key])) == {}
@@ -47,24 +48,45 @@ def test_a_page_moves_the_token_and_a_message_that_comes_again_keeps_what_became
 
 def test_what_was_refused_is_told_once_and_again_when_the_other_space_may_have_forgotten_it(book: Database) -> None:
     refused = mail(1, "refused")
-    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [refused], "e1", "p", 1, 1_000))
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [refused], MailLooked("e1", "p", 1), 1_000))
     assert book.read_blocking(lambda c: mail_book.refused(c, PLACE, 10)) == [refused]
     book.write_blocking(lambda c: mail_book.note_told(c, PLACE, [refused.key]))
-    book.write_blocking(lambda c: mail_book.move_told(c, PLACE, "a1", 7))
+    book.write_blocking(lambda c: mail_book.move_told(c, PLACE, "a1", Stamp(7, "m")))
     assert book.read_blocking(lambda c: mail_book.refused(c, PLACE, 10)) == []
     book.write_blocking(lambda c: mail_book.tell_again(c, PLACE))
     assert book.read_blocking(lambda c: mail_book.refused(c, PLACE, 10)) == [refused]
     assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("e1", "p", 1, "a1", 0)
 
 
+def test_of_many_messages_the_newest_are_remembered_and_the_newest_that_nothing_was_told_of(book: Database) -> None:
+    old, new = [[mail(n)._replace(mark=f"m{n}") for n in range(*at)] for at in ((1, 20), (20, 60))]
+    told = Stamp(1, "t")
+
+    def claims(through: int = 99) -> list[int]:
+        return [each.seq for each in book.read_blocking(lambda c: mail_book.claims(c, PLACE, through))]
+
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [*old, *new], MailLooked("e", "p", 60), 1_000))
+    book.write_blocking(lambda c: mail_book.move_told(c, PLACE, "a", told, [each.key for each in new]))
+    assert claims() == [*range(59, 51, -1), *range(19, 11, -1)]
+    assert claims(10) == [*range(10, 2, -1)]
+    shown = {each.key for each in old[:5]}
+    found = book.read_blocking(lambda c: mail_book.gone(c, PLACE, 2, 12, shown))
+    assert sorted(found) == sorted(each.key for each in old[5:12])
+    book.write_blocking(lambda c: mail_book.set_back(c, PLACE, 15))
+    assert claims() == [*range(15, 7, -1)]
+    assert book.read_blocking(lambda c: mail_book.state(c, PLACE)).told_through == 0
+
+
 def test_rows_of_mail_are_bounded_by_age_and_number(book: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mail_book, "MOST_ROWS", 2)
     for number in range(1, 6):
         page = [mail(number)]
-        book.write_blocking(lambda c, page=page, at=number: mail_book.commit(c, PLACE, page, "e", "p", at, at))  # type: ignore[misc]
+        looked = MailLooked("e", "p", number)
+        book.write_blocking(lambda c, page=page, at=looked: mail_book.commit(c, PLACE, page, at, at.through))  # type: ignore[misc]
     assert book.read_blocking(lambda c: mail_book.counts(c, PLACE))["admitted"] <= 3
     late = [mail(9)]
-    book.write_blocking(lambda c: mail_book.commit(c, PLACE, late, "e", "p", 9, mail_book.KEPT_FOR + 100))
+    at = mail_book.KEPT_FOR + 100
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, late, MailLooked("e", "p", 9), at))
     assert book.read_blocking(lambda c: mail_book.counts(c, PLACE)) == {"admitted": 1}
 
 
@@ -111,7 +133,8 @@ def test_a_space_that_tells_of_too_many_agents_is_refused_and_nothing_of_that_pa
 
 def test_another_life_of_the_mail_here_is_noted_and_all_but_refusals_is_looked_at_again(book: Database) -> None:
     admitted, refused = mail(1), mail(2, "refused")
-    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [admitted, refused], "e1", "p", 2, 1_000))
+    looked = MailLooked("e1", "p", 2)
+    book.write_blocking(lambda c: mail_book.commit(c, PLACE, [admitted, refused], looked, 1_000))
     book.write_blocking(lambda c: mail_book.begin_again(c, PLACE, "a2"))
     assert book.read_blocking(lambda c: mail_book.state(c, PLACE)) == MailState("", "", 0, "a2", 0)
     kept = book.read_blocking(lambda c: mail_book.seqs_of(c, PLACE, [admitted.key, refused.key]))

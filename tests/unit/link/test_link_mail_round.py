@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,18 +33,30 @@ def letter(text: str, sender: KeyPair = ADA, to: str = BOB) -> LinkedMail:
     return LinkedMail(seq=1, sender=sender.id, to=to, sig=sig, payload=payload)
 
 
+def mark_of(mail: LinkedMail) -> str:
+    return hashlib.sha256(mail.payload).hexdigest()[:20]
+
+
 class Peer:
     """The steward of the other space."""
 
     def __init__(self) -> None:
         self.mail: list[LinkedMail] = []
+        self.head, self.broker = 0, "b"
         self.told: list[tuple[str, str]] = []
         self.failing: dict[str, TidingsError] = {}
         self.asked = 0
+        #: a space of before there were marks
+        self.is_old = False
 
     def post(self, *letters: LinkedMail) -> None:
         for each in letters:
-            self.mail.append(msgspec.structs.replace(each, seq=len(self.mail) + 1))
+            self.head += 1
+            self.mail.append(msgspec.structs.replace(each, seq=self.head))
+
+    def set_back(self, head: int) -> None:
+        """What follows is not there any more, and its sequences are free."""
+        self.mail, self.head = [each for each in self.mail if each.seq <= head], head
 
     async def ask(self, do: str, **said: Any) -> dict[str, Any]:
         if do in self.failing:
@@ -52,19 +65,31 @@ class Peer:
             self.told += [(each["id"], str(each["stage"])) for each in said["receipts"]]
             return {"new": len(said["receipts"]), "refused": []}
         self.asked += 1
-        head = len(self.mail)
+        head = self.head
         after = said["after"] if said["epoch"] == "e" and said["after"] <= head else 0
-        page = self.mail[after : after + MAIL_PER_PAGE]
-        through = page[-1].seq if page else head
+        marks = {each.seq: mark_of(each) for each in self.mail}
+        set_back = False
+        if said.get("marks"):
+            assert not self.is_old, "it does not know what that is"
+            assert said["epoch"] == "e"
+            after = next((seq for seq, mark in said["marks"] if marks.get(seq) == mark), 0)
+            set_back = any(marks.get(seq, mark) != mark or seq > head for seq, mark in said["marks"])
+        page = [each for each in self.mail if each.seq > after][:MAIL_PER_PAGE]
+        through = page[-1].seq if len(page) == MAIL_PER_PAGE else head
         rows = [msgspec.to_builtins(each) for each in page]
-        return {"mail": rows, "epoch": "e", "people": "p", "through": through, "more": through < head}
+        answer = {"mail": rows, "epoch": "e", "people": "p", "through": through, "more": through < head}
+        if self.is_old:
+            return answer
+        rows[:] = [{**row, "mark": marks[row["seq"]]} for row in rows]
+        more = {"mark": marks.get(through, ""), "set_back": set_back, "broker": self.broker}
+        return {**answer, "after": after, **more}
 
 
 class Local:
     """Our own steward and broker."""
 
     def __init__(self) -> None:
-        self.epoch = "a"
+        self.epoch, self.broker = "a", "b"
         self.lying: list[tuple[str, str]] = []
         self.receipts: list[dict[str, Any]] = []
         #: ids that have no room
@@ -76,13 +101,15 @@ class Local:
 
     def delivered(self, mail: LinkedMail) -> None:
         said = {"sender": mail.sender, "id": mail.id, "to": mail.to, "stage": "delivered", "why": ""}
-        self.receipts.append({**said, "n": len(self.receipts) + 1})
+        self.receipts.append({**said, "n": len(self.receipts) + 1, "mark": mail.id})
 
     async def ask(self, do: str, **said: Any) -> dict[str, Any]:
         if do == "receipts":
-            after = said["after"] if said["epoch"] == self.epoch else 0
-            head = len(self.receipts)
-            return {"receipts": self.receipts[after:], "through": head, "epoch": self.epoch, "more": False}
+            marks = ["", *(each["mark"] for each in self.receipts)]
+            is_there = said["after"] < len(marks) and marks[said["after"]] == said["mark"]
+            after = said["after"] if said["epoch"] == self.epoch and is_there else 0
+            told = {"receipts": self.receipts[after:], "epoch": self.epoch, "broker": self.broker, "more": False}
+            return {**told, "after": after, "through": len(self.receipts), "mark": marks[-1]}
         if do == "mail":
             return {"agreed": 1, "verdicts": [self._verdict(each) for each in said["mail"]]}
         return {}
@@ -216,14 +243,18 @@ async def test_however_much_waits_what_others_wrote_behind_it_is_come_to(
     assert (scene.local.lying, scene.state().through) == ([(ADA.id, last.id)], 0)
 
 
-async def test_mail_that_was_set_back_in_the_same_epoch_is_looked_at_from_the_beginning(scene: Scene) -> None:
+@pytest.mark.parametrize("is_old", [True, False])
+async def test_mail_that_was_set_back_in_the_same_epoch_is_looked_at_from_the_beginning(
+    scene: Scene, is_old: bool
+) -> None:
+    scene.peer.is_old = is_old
     kept, refused = letter("kept"), letter("refused")
     scene.peer.post(kept, refused, letter("lost"), letter("lost too"))
     scene.local.never = {refused.id}
     await scene.round.run()
     scene.local.delivered(kept)
     await scene.round.run()
-    del scene.peer.mail[2:]
+    scene.peer.set_back(2)
     scene.peer.told = []
     scene.peer.post(new := letter("new"))
     await scene.round.run()
@@ -265,3 +296,66 @@ async def test_what_is_new_comes_while_something_waits_and_what_waits_is_not_fet
     scene.start()
     await scene.round.run()
     assert len(scene.local.lying) == len(scene.peer.mail)
+
+
+async def test_mail_at_sequences_that_were_used_before_comes_however_late_it_is_looked_at(scene: Scene) -> None:
+    scene.peer.post(kept := letter("kept"), *(letter(f"lost {n}") for n in range(3)))
+    await scene.round.run()
+    scene.peer.set_back(1)
+    scene.peer.post(*(new := [letter(f"new {n}") for n in range(5)]))
+    scene.start()
+    before = len(scene.local.lying)
+    await scene.round.run()
+    assert scene.local.lying[before:] == [(ADA.id, each.id) for each in new]
+    assert scene.local.lying.count((ADA.id, kept.id)) == 1
+    assert scene.state().through == 6
+
+
+async def test_mail_comes_although_every_record_that_was_remembered_is_gone(scene: Scene) -> None:
+    scene.peer.post(*(letter(f"{n}") for n in range(3)))
+    await scene.round.run()
+    scene.peer.set_back(0)
+    scene.peer.post(*(letter(f"read by now {n}") for n in range(2)), new := letter("new"), letter("newer"))
+    scene.peer.mail = scene.peer.mail[2:3]  # at the sequence of a record that was handled, and marked as another
+    scene.start()
+    await scene.round.run()
+    assert scene.local.lying[3:] == [(ADA.id, new.id)]
+
+
+async def test_who_is_handed_out_again_what_it_told_the_end_of_tells_it_again(scene: Scene) -> None:
+    scene.peer.post(mail := letter("one"), refused := letter("never"))
+    scene.local.never = {refused.id}
+    await scene.round.run()
+    scene.local.delivered(mail)
+    await scene.round.run()
+    posted, scene.peer.mail, scene.peer.told = scene.peer.mail, [], []
+    await scene.round.run()
+    assert scene.peer.told == []
+    scene.peer.mail, scene.peer.broker = posted, "another"  # it lost the receipts, and that the messages were removed
+    await scene.round.run()
+    assert sorted(scene.peer.told) == sorted([(mail.id, "delivered"), (refused.id, "undeliverable")])
+    assert scene.local.lying == [(ADA.id, mail.id)]
+
+
+async def test_what_our_own_broker_lost_is_fetched_again_and_the_rest_is_not(scene: Scene) -> None:
+    scene.peer.post(first := letter("kept"), second := letter("lost"), third := letter("kept too"))
+    await scene.round.run()
+    scene.local.lying.remove((ADA.id, second.id))
+    await scene.round.run()
+    assert len(scene.local.lying) == 2, "nothing says that it is gone"
+    scene.local.broker = "another"
+    await scene.round.run()  # finds it
+    await scene.round.run()
+    assert scene.local.lying == [(ADA.id, each.id) for each in (first, third, second)]
+
+
+async def test_receipts_at_sequences_that_were_used_before_are_told(scene: Scene) -> None:
+    scene.peer.post(*(mail := [letter(f"{n}") for n in range(3)]))
+    await scene.round.run()
+    scene.local.delivered(mail[0])
+    await scene.round.run()
+    scene.local.receipts = []  # set back
+    for each in mail[1:]:
+        scene.local.delivered(each)
+    await scene.round.run()
+    assert scene.peer.told == [(each.id, "delivered") for each in mail]

@@ -17,7 +17,7 @@ from tidings.link.destination import LinkInForce, LocalLinks
 from tidings.link.events import StatusChanged
 from tidings.link.local_socket import ask, follow
 from tidings.link.operations import alone
-from tidings.link.ports import AdmittedAt, Fetched, IndexPage, LinkAdmission, LocalFacts, PeerFacts
+from tidings.link.ports import AdmittedAt, Fetched, IndexPage, LinkAdmission, LocalFacts, PeerFacts, Prepare
 from tidings.link.worker import LinkWorker, event_fields
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.link_ledger import AgreedLink, LinkLedger
@@ -73,13 +73,16 @@ class EmptyLog:
 
 
 class NoPost:
-    """No link of these tests passes mail, or says who is there."""
+    """No link of these tests passes mail or tasks, or says who is there."""
 
     async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         raise AssertionError((do, arguments))
 
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
         raise AssertionError((to, sender, payload, headers))
+
+    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        raise AssertionError((role, sender, payload, headers))
 
 
 class EmptyHere:
@@ -115,8 +118,9 @@ class MadeUpSpaces:
         rows = tuple(LinkInForce(number, record) for number, record in enumerate(self.records.values(), 1))
         return LocalLinks("main", LocalFacts(space=HERE, epoch="h1", head=0), rows)
 
-    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None]) -> EmptyLog:
+    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> EmptyLog:
         assert creds.exists()
+        del prepare
         self.sources.append(EmptyLog(access, on_wake))
         return self.sources[-1]
 

@@ -32,6 +32,7 @@ FROZEN = {
     5: "776fd14ebac4a805",
     6: "37bba68ad260c0d4",
     7: "218be81b30a30941",
+    8: "4d3e7381d87d2f2a",
 }
 #: grants.AGENT_RIGHTS -> the same of an agent's token
 FROZEN_AGENTS = {1: "0ad50c85c1a0d7c2", 2: "e7ac04a7e2ba59ac", 3: "d36e585f328bb47c"}

@@ -75,7 +75,7 @@ class Desk(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def claims(self, worker: str) -> None:
-        found = self.book.next_for("r", self.now)
+        found = self.book.next_for("r", worker, self.now)
         if found is None or self.book.held_by(worker) is not None:
             return
         held = give(found, worker, None, self.now)

@@ -14,9 +14,9 @@ from tidings.steward.agent_handlers import MOST_CLAIMS
 from tidings.steward.history import MAX_PAGE
 from tidings.steward.receipts import MOST_RECEIPTS
 from tidings.steward.requests import MAX_REQUEST
-from tidings.steward.task_rules import TASK_PART
 from tidings.wire import block_refs, envelope, frames, headers, message, names, roster, seal, signing, subjects
 from tidings.wire.operations import TASK_WAIT
+from tidings.wire.task_seal import TASK_PART
 
 TEXT = (Path(__file__).parents[3] / "docs" / "wire.md").read_text()
 FLAT = " ".join(TEXT.split())

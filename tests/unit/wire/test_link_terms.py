@@ -105,10 +105,10 @@ def test_an_acceptance_needs_both_signatures_and_the_offer_it_names() -> None:
 
 def test_what_is_accepted_whole_is_what_was_offered() -> None:
     assert agreed(offer(), acceptance(offer())) == AgreedTerms(
-        ("general", "team.>"), ("news", "ops.>"), 2_000_000_000, 2, "on", "off"
+        ("general", "team.>"), ("news", "ops.>"), 2_000_000_000, 2, "on", "off", "off"
     )
     less = acceptance(offer(), takes=("team.x", "team.x.>"), shares=(), until=1_999_999_999, hops=1, direct="off")
-    assert agreed(offer(), less) == AgreedTerms(("team.x", "team.x.>"), (), 1_999_999_999, 1, "off", "off")
+    assert agreed(offer(), less) == AgreedTerms(("team.x", "team.x.>"), (), 1_999_999_999, 1, "off", "off", "off")
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,6 @@ def test_what_is_sealed_and_what_is_around_it_are_written_alike_by_both_ways(
     sender = Sender(ADA.id, "ada", role)
     composed = compose(sender, text=text, priority=priority, mentions=mentions, context=context)
     without_bytes = msgspec.structs.replace(composed, raw=b"")
-    assert seal._inside(composed) == seal._inside(without_bytes)
+    assert seal.inside_of(composed) == seal.inside_of(without_bytes)
     part = ExtensionPart(seal.SEALED_KIND, {"v": 1, "n": "bm9uY2U=", "ct": "Y2lwaGVy"})
     assert around(composed, part).raw == around(without_bytes, part).raw

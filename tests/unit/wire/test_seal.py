@@ -155,12 +155,12 @@ def sealing(plaintext: bytes) -> Message:
     """A sealed message with any plaintext, as a hostile sender can make it."""
     from nacl import bindings
 
-    from tidings.wire.seal import _bound_to, _pair_key
+    from tidings.wire.seal import _bound_to, pair_key
 
     sealed = seal_message(ADA, BOB.id, compose(SAYS, text="hello"))
     nonce = bytes(24)
     ct = bindings.crypto_aead_xchacha20poly1305_ietf_encrypt(
-        plaintext, _bound_to(BOB.id, sealed.id), nonce, _pair_key(ADA, ADA.id, BOB.id)
+        plaintext, _bound_to(BOB.id, sealed.id), nonce, pair_key(ADA, ADA.id, BOB.id)
     )
     body = part(v=1, n=base64.b64encode(nonce).decode(), ct=base64.b64encode(ct).decode())
     return changed(sealed, parts=[body])

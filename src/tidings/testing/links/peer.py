@@ -29,11 +29,13 @@ from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.link_mail import MAIL_PER_PAGE, LinkedMail
 from tidings.wire.link_pages import page_fields, record_row
+from tidings.wire.link_tasks import TASKS_PER_PAGE, LinkedTask
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
 from tidings.wire.marks import record_mark
-from tidings.wire.names import is_channel
+from tidings.wire.names import is_channel, role_elsewhere
 from tidings.wire.people import PEOPLE_PER_PAGE, Person, Statement, state
 from tidings.wire.subjects import LINK_SERVICE, Subjects
+from tidings.wire.task_seal import seal_task
 
 Answer = dict[str, Any]
 #: what the link is called on both sides
@@ -56,6 +58,9 @@ class HostilePeer:
         self.steward = KeyPair.generate()
         self.people: list[Person] = []
         self.mail: list[LinkedMail] = []
+        #: tasks for roles of the other space, and what that told of them
+        self.tasks: list[LinkedTask] = []
+        self.told_tasks: list[Answer] = []
         self.epoch_of_people, self.epoch_of_mail = new_id(), new_id()
 
     def begin_anew(self) -> None:
@@ -106,10 +111,10 @@ class HostilePeer:
     def next_person(self) -> int:
         return max((each.seq for each in self.people), default=0) + 1
 
-    def person(self, name: str) -> Person:
+    def person(self, name: str, *roles: str) -> Person:
         """Somebody under a new key; `mallory` first of all is its agent."""
         key = self.agent if name == "mallory" and not self.people else KeyPair.generate()
-        return Person(id=key.id, name=name, seq=self.next_person())
+        return Person(id=key.id, name=name, roles=roles, seq=self.next_person())
 
     def write(self, to: str, text: str, *, space: str = "") -> LinkedMail:
         """A direct message of its agent. It is not handed out yet."""
@@ -119,12 +124,35 @@ class HostilePeer:
 
     def post(self, *mail: LinkedMail) -> None:
         for each in mail:
-            self.mail.append(msgspec.structs.replace(each, seq=len(self.mail) + 1))
+            mark = payload_hash(each.payload)[:20]
+            self.mail.append(msgspec.structs.replace(each, seq=len(self.mail) + 1, mark=mark))
+
+    def task(
+        self, role: str, space: str, readers: Iterable[str], text: str, *, origin: str = "", sealed: bool = True
+    ) -> LinkedTask:
+        """A task of its agent for a role of a space, by its id. It is not handed out yet."""
+        message = wire_message.compose(wire_message.Sender(self.agent.id, "mallory"), text=text)
+        payload = wire_message.encode(seal_task(self.agent, readers, message) if sealed else message)
+        signature = signing.sign(self.agent, origin or self.id, "task", role_elsewhere(role, space), payload)
+        return LinkedTask(seq=1, sender=self.agent.id, role=role, sig=signature, payload=payload)
+
+    def queue(self, *tasks: LinkedTask) -> None:
+        for each in tasks:
+            self.tasks.append(msgspec.structs.replace(each, seq=len(self.tasks) + 1))
+
+    def _tasks(self, asked: Answer) -> Answer:
+        told = {each["seq"] for each in self.told_tasks}
+        due = [each for each in self.tasks if each.seq not in told][: min(asked["room"], TASKS_PER_PAGE)]
+        return {"tasks": [msgspec.to_builtins(each) for each in due], "more": False}
+
+    def _progress(self, asked: Answer) -> Answer:
+        self.told_tasks += asked["tasks"]
+        return {"refused": [], "later": []}
 
     def roster_of(self, statements: Iterable[Statement], through: int, key: str = "") -> Answer:
         said = [{"text": each.text, "sig": each.sig} for each in statements]
-        more = {"epoch": self.epoch_of_people, "key": key or self.steward.id, "rotations": []}
-        return {"people": said, "through": through, "more": False, **more}
+        more = {"epoch": self.epoch_of_people, "key": key or self.steward.id, "rotations": [], "direct": True}
+        return {"people": said, "through": through, "more": False, **more, "direct": True, "tasks": True}
 
     def _roster(self, asked: Answer) -> Answer:
         after = asked.get("after") or 0
@@ -138,11 +166,15 @@ class HostilePeer:
 
     def _mail(self, asked: Answer) -> Answer:
         after = asked["after"] if asked["epoch"] == self.epoch_of_mail else 0
+        marks = {each.seq: each.mark for each in self.mail}
+        if after and asked.get("marks"):
+            after = next((seq for seq, mark in asked["marks"] if marks.get(seq) == mark), 0)
         due = [each for each in self.mail if each.seq > after]
         rows, through = due[:MAIL_PER_PAGE], len(self.mail)
         through = rows[-1].seq if len(rows) < len(due) else through
         more = len(rows) < len(due)
         said = {"epoch": self.epoch_of_mail, "people": "all", "through": through, "more": more}
+        said |= {"after": after, "mark": marks.get(through, ""), "set_back": False, "broker": ""}
         return {"mail": list(map(self.mail_row, rows)), **said}
 
     def _told(self, asked: Answer) -> Answer:
@@ -198,7 +230,7 @@ class HostilePeer:
         del asked
         said = {"name": self.subjects.space, "space": self.id, "steward": self.id, "epoch": self.epoch}
         more = {"head": self.head, "floor": 1, "shares": [">"], "hops": 1, "link": "-"}
-        return {**said, **more, "until": None, "direct": "off", "roster": "off", "time": "", "jwt": ""}
+        return {**said, **more, "until": None, "direct": "off", "roster": "off", "tasks": "off", "time": "", "jwt": ""}
 
     def _page(self, asked: Answer) -> Answer:
         return page_fields(self.page_after(asked))

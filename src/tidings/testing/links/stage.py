@@ -24,6 +24,7 @@ from tidings.errors import WireError
 from tidings.link import ledger as books
 from tidings.link.carrying import CarriedLink
 from tidings.link.events import LinkEvent, RepairFailed
+from tidings.link.ports import Prepare
 from tidings.link.source import PeerSource
 from tidings.link.spaces import NatsSpaces, SharedLog
 from tidings.link.worker import LinkWorker
@@ -66,8 +67,8 @@ class Arrived(NamedTuple):
 class HurriedSpaces(NatsSpaces):
     """They wait less for an answer than a worker does."""
 
-    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None]) -> SharedLog:
-        return PeerSource(access.url, creds, access.space, on_wake=on_wake, patience=ANSWERS)
+    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> SharedLog:
+        return PeerSource(access.url, creds, access.space, on_wake=on_wake, prepare=prepare, patience=ANSWERS)
 
 
 class ObservedWorker(LinkWorker):

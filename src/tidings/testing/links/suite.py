@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tidings.testing.links import agreements, answers, digests, gaps, ids, pages, people, records, rights
+from tidings.testing.links import agreements, answers, digests, gaps, ids, pages, people, records, rights, tasks
 from tidings.testing.links.stage import LinkStage, set_link_stage
 from tidings.testing.security.report import Probe, ProbeOutcome, ProbeResult, Report, broken
 
@@ -21,6 +21,7 @@ LINK_PROBES: list[Probe] = [
     *answers.PROBES,
     *rights.PROBES,
     *people.PROBES,
+    *tasks.PROBES,
     *agreements.PROBES,
 ]
 #: what is true after every probe, and is looked at after all of them

@@ -156,9 +156,9 @@ async def peer_of_no_link(stage: Stage) -> ProbeOutcome:
 async def worker_publish(stage: Stage) -> ProbeOutcome:
     async with _worker(stage) as worker:
         more = [stage.subjects.control(LINK_SERVICE, worker.id)]
-        # mail of linked spaces is the one thing it publishes besides; what it could forge of it has no name
-        mail = stage.subjects.direct(stage.vic.id, worker.id)
-        kept = [each for each in (*_unpublished(stage, worker), *more) if each != mail]
+        # mail and tasks of linked spaces are all it publishes besides; what it could forge of them has no name
+        admitted = (stage.subjects.direct(stage.vic.id, worker.id), stage.subjects.task(stage.role, worker.id))
+        kept = [each for each in (*_unpublished(stage, worker), *more) if each not in admitted]
         return await _all_refused(stage, worker, _requests(worker, dict.fromkeys(kept, stage.marked())))
 
 

@@ -22,10 +22,10 @@ from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.ids import new_id
 from tidings.wire.message import ExtensionPart, Message, Sender
+from tidings.wire.task_seal import TASK_PART
 
 PROBES = Collection()
 REFUSALS: tuple[type[TidingsError], ...] = (DeniedError, ConflictError, UsageError, WireError)
-TASK_PART = "dev.tidings.task"
 
 
 async def asked(stage: Stage, asker: Actor, role: str, *, deadline: float | None = None) -> tuple[Message, int]:
