@@ -27,6 +27,7 @@ from tidings.cli.link_show import _status
 from tidings.cli.options import place
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import StewardUnreachable, StoreBusy, UsageError, WorkerUnreachable
+from tidings.link import engine, operations
 from tidings.link.engine import Mode
 from tidings.link.events import LinkEvent, PullAdvanced
 from tidings.link.local_socket import ask, follow
@@ -132,6 +133,32 @@ async def test_killed_time_and_again_while_both_sides_talk_everything_is_there_o
     await saying
     async with worker(both.acme):
         await until_came(both.acme, texts)
+
+
+async def test_a_link_goes_on_when_the_broker_it_waits_for_is_back_and_not_when_it_is_next_polled(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LADDER", (0.2, 0.4, 1.0))
+    monkeypatch.setattr(engine, "POLL", (600.0, 600.0))
+    async with worker(both.acme) as running:
+        await until(both.acme, "live")
+        await both.main.stop_steward()
+        both.main.broker.stop()
+        direction = running._carried[LINK].direction
+        running._carried[LINK].source.patience = 0.3  # type: ignore[attr-defined]
+        direction.ask()  # it sleeps until it is polled
+        await eventually(lambda: direction._failures > 3, within=60, what="it is only polled now")
+        both.main.broker.start()
+        await both.main.start_steward()
+        await said(both.main, "ada", "back again")
+        await until_came(both.acme, ["back again"])
+        await until(both.acme, "live")
+        await both.acme.stop_steward()
+        await said(both.main, "ada", "while our steward is away")
+        direction.ask()
+        await eventually(lambda: direction._failures > 3, within=60, what="it is only polled now")
+        await both.acme.start_steward()
+        await until_came(both.acme, ["back again", "while our steward is away"])
 
 
 async def test_a_peer_that_is_away_is_said_to_be_and_what_was_said_comes_when_it_is_back(both: LinkedSpaces) -> None:
@@ -337,12 +364,27 @@ async def test_verify_says_what_is_missing_here_and_it_is_fetched(both: LinkedSp
         await database.write(lambda c: c.execute("DELETE FROM disposition WHERE local_seq = ?", (seq_of_two(c),)))
         answer = await ask(socket, "verify", link=LINK)
         assert (answer["equal"], answer["lacking"], answer["extra"]) == (False, 1, 0)
-        assert answer["differences"][0]["channel"] == "general"
+        assert (answer["differences"][0]["channel"], answer["more"]) == ("general", False)
         deadline = asyncio.get_running_loop().time() + 20
         while not (await ask(socket, "verify", link=LINK))["equal"]:
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.1)
     assert await came(both.acme) == ["one", "two", "three"]
+
+
+async def test_verify_looks_for_a_bounded_number_of_differences_and_says_that_there_may_be_more(
+    both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "MOST_DIFFERING", 3)
+    await said(both.main, "ada", *map(str, range(8)))
+    async with worker(both.acme):
+        await until_came(both.acme, list(map(str, range(8))))
+    async with alone(both.acme.home) as ledger:
+        await ledger.database.write(lambda c: c.execute("DELETE FROM disposition"))
+        answer = await ledger.do("verify", link=LINK)
+    assert (answer["equal"], answer["more"], answer["extra"]) == (False, True, 0)
+    assert 3 <= answer["lacking"] <= 8
+    assert f"at least {answer['lacking']} records of main are not here" in next(link_words.verified("main", answer))
 
 
 def seq_of_two(connection: object) -> int:

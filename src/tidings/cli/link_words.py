@@ -318,9 +318,10 @@ def verified(name: str, answer: Facts) -> Iterator[str]:
         yield f"{_records(total)}: {counted(answer['counts'])}"
         yield from _not_compared(name, answer)
         return
+    least = "at least " if answer["more"] else ""
     yield (
-        f"not equal: {answer['lacking']:,} records of {name} are not here, {answer['extra']:,} are here and not there "
-        f"any more (up to {answer['through']:,})"
+        f"not equal: {least}{answer['lacking']:,} records of {name} are not here, {answer['extra']:,} are here and not "
+        f"there any more (up to {answer['through']:,})" + ("; it was not looked further" if answer["more"] else "")
     )
     for each in answer["differences"][:MOST_SHOWN]:
         for side, words in (("lacking", "not here"), ("extra", "not there")):

@@ -16,6 +16,7 @@ from tidings.broker.private_files import read_private
 from tidings.errors import TidingsError
 from tidings.link.compare import Comparison
 from tidings.link.definition import LinkDefinition
+from tidings.link.destination import LocalDestination
 from tidings.link.engine import LIVE, Direction, Mode
 from tidings.link.events import Listener
 from tidings.link.held import HeldRecords, shared_by
@@ -61,11 +62,12 @@ class CarriedLink:
         self._wake: Callable[[], None] = self._woken if mode == LIVE else (lambda: None)
         verified = VerifiedAhead(verify)
         self.source: SharedLog = spaces.source(access, creds, lambda: self._wake(), verified.prepare)
+        destination = spaces.destination(definition.link)
         self.direction = Direction(
             definition,
             ledger,
             self.source,
-            spaces.destination(definition.link),
+            destination,
             LoopClock(),
             verify=verified,
             comparison=Comparison(HeldRecords(ledger, lambda: shared_by(self.source)), self.source),
@@ -73,6 +75,11 @@ class CarriedLink:
             tell_after=TELL_AFTER,
         )
         self.direction.listen(listener)
+        if mode == LIVE and isinstance(self.source, PeerSource):
+            self.source.on_back = self.direction.back
+        self._here = destination.space if mode == LIVE and isinstance(destination, LocalDestination) else None
+        if self._here is not None:
+            self._here.on_back.append(self.direction.back)
         self._running = RunningDirection(self.direction)
         self.rounds: Rounds | None = None
         if record.roster == "on":
@@ -109,6 +116,9 @@ class CarriedLink:
     async def stop(self, deadline: float) -> None:
         """It finishes what it is at, for at most `deadline` seconds. Others go on meanwhile."""
         self._wake = lambda: None
+        if self._here is not None:
+            self._here.on_back.remove(self.direction.back)
+            self._here = None
         if self._keeping is not None:
             await end_tasks([self._keeping])
         if self.rounds is not None:

@@ -97,12 +97,23 @@ class LocalSpace:
 
     def __init__(self, url: str | Callable[[], str], creds: Path, space: str) -> None:
         self.subjects = Subjects(space)
-        self.connection = LinkConnection(url, creds, name="link, local")
+        #: hear that the connection came back
+        self.on_back: list[Callable[[], None]] = []
+        self.connection = LinkConnection(
+            url, creds, name="link, local", on_open=self._opened, on_reconnected=self._reconnected
+        )
         #: the highest sequence that was acknowledged to us
         self.acknowledged = 0
 
     async def close(self) -> None:
         await self.connection.close()
+
+    async def _opened(self, _connection: Connection) -> None:
+        self._reconnected()
+
+    def _reconnected(self) -> None:
+        for hear in tuple(self.on_back):
+            hear()
 
     async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         connection = await self.connection.get()

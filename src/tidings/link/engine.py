@@ -84,6 +84,8 @@ REPAIR_EVERY = 300.0
 REPAIR_SHARE = 50
 #: seconds between two turns, however often it is woken
 SPACING = 0.05
+#: and between two that failed, however often a connection comes back
+BACK_SPACING = 1.0
 #: records that wait and are tried in one turn
 WAITING_AT_ONCE = 100
 #: records that may be owed because the peer said it has them; more are found by a later comparison
@@ -158,12 +160,14 @@ class Direction:
         self._comparison, self._rng, self._limit = comparison, rng or random.Random(), limit
         self._admitter = Admitter(definition, ledger, destination, verify)
         self._listeners = Listeners()
-        self._ending = self._asked = self._idle = False
+        self._ending = self._asked = self._idle = self._back = False
         # facts of this run
         self._greeted = self._reached_the_end = self._paused = False
         self._connectivity: Connectivity = "unknown"
         self._failure: _Failure | None = None
         self._failures = self._gaps = self._head = self._owed = self._quarantined = 0
+        #: failures in a row before a connection came back
+        self._failures_before = 0
         #: the peer's log is read again, up to its end
         self._rescan = False
         self._repair_at = 0.0
@@ -196,6 +200,12 @@ class Direction:
 
     def wake(self) -> None:
         """There may be news. While something fails it waits all the same: a peer cannot make us hurry."""
+        self._clock.wake()
+
+    def back(self) -> None:
+        """A connection came back, or our steward: what failed for want of it is tried soon. Whoever makes it come and
+        go does not make us hurry more than that."""
+        self._back = True
         self._clock.wake()
 
     def ask(self, *, repair: bool = False) -> None:
@@ -236,18 +246,26 @@ class Direction:
     async def run(self) -> None:
         try:
             while not self._ending:
-                soonest = self._clock.tick() + SPACING
+                begun = self._clock.tick()
                 due = await self.turn() + self._clock.tick()
-                while not (self._ending or self._asked) and (left := due - self._clock.tick()) > 0:
+                while not (self._ending or self._asked):
+                    if (left := self._soonest(due, begun) - self._clock.tick()) <= 0:
+                        break
                     await self._clock.wait(left)
-                    due = min(due, soonest) if self._idle else due
+                    due = min(due, begun + SPACING) if self._idle else due
         finally:
             if self._end_comparing is not None:
                 await self._end_comparing()
 
+    def _soonest(self, due: float, begun: float) -> float:
+        waits_for_it = self._failure is not None and self._failure.blocks == "endpoint"
+        return min(due, begun + BACK_SPACING) if self._back and waits_for_it else due
+
     async def turn(self) -> float:
         """One step; seconds until the next one is due."""
-        self._asked = self._idle = False
+        if self._back:
+            self._failures_before = self._failures  # from here on it is tried soon again
+        self._asked = self._idle = self._back = False
         try:
             delay = await self._step()
         except TidingsError as error:
@@ -626,14 +644,15 @@ class Direction:
     def _failed(self, error: Exception) -> float:
         """Seconds until it is tried again."""
         blocks: Blocks = "link" if isinstance(error, _LINK) else "endpoint"
+        self._failures_before = self._failures_before if self._failures else 0
         self._failures += 1
         ended_there = isinstance(error, EndedThere)
         self._failure = _Failure(str(error) or type(error).__name__, blocks, isinstance(error, _HELD_BACK), ended_there)
         self._greeted = False
         if blocks == "link":
             return LINK_DELAYS.delay(self._failures, self._rng.random())
-        if self._failures <= len(LADDER):
-            return LADDER[self._failures - 1] * self._rng.uniform(0.8, 1.2)
+        if (tries := self._failures - min(self._failures_before, self._failures - 1)) <= len(LADDER):
+            return LADDER[tries - 1] * self._rng.uniform(0.8, 1.2)
         return self._rng.uniform(*POLL)
 
     async def _from_peer(self, answer: Awaitable[T]) -> T:

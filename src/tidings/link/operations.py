@@ -45,6 +45,8 @@ from tidings.wire.rulings import Link
 CATCH_UP = 3.0
 #: records that are named in an answer about what differs
 MOST_NAMED = 100
+#: days of channels that are named in one, and records that differ that are looked for
+MOST_DIFFERENCES, MOST_DIFFERING = 1_000, 100_000
 PAUSED = "paused by the operator"
 Answer = dict[str, Any]
 
@@ -265,7 +267,12 @@ class LinkOperations:
         ours = HeldRecords(BookedLink(self.database, row.row), lambda: shared_by(peer))
         comparison = Comparison(ours, peer)
         found, head = await comparison.divergence(row.handled.seq), (await peer.hello()).head
-        differences = [each async for each in comparison.between(found)]
+        differences, more, rows = list[Difference](), False, 0
+        async for each in comparison.between(found):
+            differences.append(each)
+            rows += len(each.lacking) + len(each.extra)
+            if more := rows >= MOST_DIFFERING:
+                break
         differences, passed_on = await self._without_others(row, differences)
         counts = await self.database.read(lambda c: books.counts(c, row.row))
         known = await self.database.read(lambda c: books.held_channels(c, row.row, found.floor, found.through))
@@ -273,13 +280,13 @@ class LinkOperations:
         left_out = [each for each in known if each.not_taken and each not in outside]
         return {
             "space": row.definition.peer,
-            "equal": not differences,
+            "equal": not differences and not more,
             "floor": found.floor,
             "through": found.through,
             #: where the other log ends: what lies between was not handled yet, and not compared
             "head": max(head, found.through),
             "counts": counts,
-            "differences": [_difference(each) for each in differences],
+            "differences": [_difference(each) for each in differences[:MOST_DIFFERENCES]],
             "lacking": sum(len(each.lacking) for each in differences),
             "extra": sum(len(each.extra) for each in differences),
             #: what was handled and is not compared: [space, channel, records], and how many of other spaces are not
@@ -288,6 +295,8 @@ class LinkOperations:
             "not_passed_on": passed_on,
             #: what is shared and not taken here, so that it is accounted for by being left out
             "not_taken": [[each.origin, each.channel, each.not_taken] for each in left_out],
+            #: there may be more: nobody looked further
+            "more": more,
         }
 
     async def _without_others(self, row: LinkRow, found: list[Difference]) -> tuple[list[Difference], int]:

@@ -124,15 +124,21 @@ class PeerSource:
             creds,
             name="link",
             on_open=self._hear_wakes,
-            on_reconnected=lambda: self._on_wake(),
+            on_reconnected=self._reconnected,
             on_closed=lambda: self._on_wake(),  # a user that was cut is told so when it asks
         )
+        #: hears that the connection came back
+        self.on_back: Callable[[], None] = lambda: None
         #: what it last said, and when
         self.said: PeerHello | None = None
         self._said_at = time.monotonic()
         self._ahead: _Ahead | None = None
         #: the record by which it shared the last page
         self._granted = 0
+
+    def _reconnected(self) -> None:
+        self._on_wake()
+        self.on_back()
 
     async def _hear_wakes(self, connection: Connection) -> None:
         await connection.listen(self.subjects.live_link(self.connection.user), lambda _message: self._on_wake())

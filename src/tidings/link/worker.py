@@ -115,6 +115,9 @@ class LinkWorker:
         except TidingsError as error:
             self._note_steward(str(error))
             return
+        if self._steward_words:
+            for each in self._carried.values():
+                each.direction.back()
         self._note_steward("")
         self._note_pushes(found)
         async with self._changing:

@@ -254,6 +254,40 @@ def test_a_wake_does_not_hurry_what_fails(paired: Paired) -> None:
     assert len(pair.texts()) == 1, "an operator may"
 
 
+def test_a_connection_that_came_back_is_used_at_once_and_one_that_comes_and_goes_does_not_hurry_us(
+    paired: Paired,
+) -> None:
+    pair = paired()
+    pair.run()
+    pair.world.network.cut.add((HERE, PEER))
+    said = pair.say()
+    pair.run(200)
+    failed = pair.direction._failures
+    assert failed > len(engine.LADDER)
+    for _ in range(200):
+        pair.direction.back()
+        pair.run(0.1)
+    assert pair.direction._failures - failed <= 20 / engine.BACK_SPACING + 1
+    pair.world.network.cut.clear()
+    pair.run(7)  # whatever was asked before it was back
+    pair.direction.back()
+    pair.run(2)
+    assert pair.texts() == ids(said)
+    assert pair.direction.status().status == "live"
+
+
+def test_a_full_log_is_not_hurried_by_a_connection_that_came_back(paired: Paired) -> None:
+    pair = paired()
+    pair.here.full = True
+    pair.say()
+    pair.run(1.0)
+    asked = pair.direction._failures
+    for _ in range(20):
+        pair.direction.back()
+        pair.run(0.1)
+    assert pair.direction._failures == asked
+
+
 def test_a_clock_that_jumps_delays_nothing(paired: Paired) -> None:
     pair = paired()
     clock = pair.direction._clock
