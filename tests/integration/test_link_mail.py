@@ -103,6 +103,17 @@ async def test_a_direct_message_to_a_linked_space_is_read_there_answered_and_its
         await eventually(gone, within=20, what="what was read there goes here")
 
 
+async def test_before_anything_was_written_rounds_about_mail_are_in_order(both: LinkedSpaces) -> None:
+    async with worker(both.main), worker(both.acme), connect(both.main, "ada") as ada:
+        await knows(ada, "bob@acme")
+
+        async def in_order() -> bool:
+            found = [(await status(each))["people"] for each in (both.main, both.acme)]
+            return all(each["known"] == 1 and each["words"] == "" for each in found)
+
+        await eventually(in_order, within=20, what="no round fails")
+
+
 async def test_a_direct_message_waits_for_a_space_that_is_away_and_comes_once(both: LinkedSpaces) -> None:
     async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
         async with worker(both.main):

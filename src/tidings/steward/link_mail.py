@@ -201,7 +201,7 @@ class LinkMail:
         for claim in claims:
             if claim.seq < max(1, first):
                 break
-            stored = await self.space.js.at(self.stream, claim.seq, patient=False) if claim.seq <= head else None
+            stored = await self.space.js.at(self.stream, claim.seq, patient=False) if 0 < claim.seq <= head else None
             if stored is not None and _mark_of(stored) == claim.mark:
                 return claim.seq, set_back
             set_back |= stored is not None or claim.seq > head
@@ -211,6 +211,8 @@ class LinkMail:
         """Of the record at a sequence, whosever it is; empty if there is none."""
         if found and found[-1].seq == seq:
             return found[-1].mark
+        if seq < 1:  # nothing was ever written
+            return ""
         stored = await self.space.js.at(self.stream, seq, patient=False)
         return _mark_of(stored) if stored is not None else ""
 
