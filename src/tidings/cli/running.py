@@ -478,7 +478,10 @@ def _show_status(facts: dict[str, Any]) -> None:
             f"note: a reader remembers another record at {seq} than the log has: `tidings logs steward` names it"
         )
     if steward["answers"] and steward["tasks"]["dead"]:
-        output.say(f"note: {steward['tasks']['dead']} tasks are dead letters: `tidings dead list`")
+        output.say(
+            f"note: {steward['tasks']['dead']} tasks are dead letters: `tidings dead list --as` who asked them, or "
+            "holds their role"
+        )
     if steward["answers"] and steward["mail"].get("dead"):
         output.say(
             f"note: {steward['mail']['dead']} messages are dead letters of their readers: `tidings dead list --as`"

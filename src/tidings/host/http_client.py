@@ -177,7 +177,9 @@ class HostClient:
             else:
                 async with asyncio.timeout(timeout):
                     yield connection
-        except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
+        except h11.RemoteProtocolError as error:
+            raise self._unknown(method, path, ConnectionResetError("it closed the connection")) from error
+        except (OSError, TimeoutError) as error:
             raise self._unknown(method, path, error) from error
         finally:
             if not fresh and connection.may_ask_again() and len(self._idle) < MOST_IDLE:

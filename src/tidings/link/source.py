@@ -293,7 +293,10 @@ class PeerSource:
                     f"the key of this space at {who} held until {until}, and was not renewed in time: `tidings link "
                     "renew` on one side, and accept the line that it prints on the other"
                 )
-        return EndedThere(f"{who} does not take the key of this space any more: its operator ended the link")
+        return EndedThere(
+            f"{who} does not take the key of this space any more: its operator ended the link, or its guard against "
+            "floods did"
+        )
 
     def _renew(self, token: str) -> None:
         """Keep a newer token of our user. It opens nothing without the key beside it, and is theirs to take back."""
