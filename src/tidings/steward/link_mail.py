@@ -29,7 +29,7 @@ from tidings.nats.errors import NatsError
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers
-from tidings.steward.link_records import links_on
+from tidings.steward.link_records import in_a_line, links_on
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.receipts import Key, ReceiptStore
 from tidings.steward.requests import Answer, ControlRequest, handles
@@ -310,7 +310,7 @@ class LinkMail:
 
     async def _write(self, key: Key, told: ToldReceipt) -> int:
         seq = self.receipts.lives[key].seq if key in self.receipts.lives else told.seq
-        if told.stage.rank >= ReceiptStage.EXPIRED.rank and (why := _line(told.why)):
+        if told.stage.rank >= ReceiptStage.EXPIRED.rank and (why := in_a_line(told.why)):
             before = self.receipts.stage_of(key)
             await self.receipts.tell_ended(key, seq, told.stage, why)
             return int(before is not told.stage)
@@ -450,7 +450,7 @@ class LinkMail:
             told = stage in TOLD_STAGES and is_message_id(mid) and not said.get("channel")
             if told and self.space.access(sender) is None:
                 to = record.subject.rpartition(".")[2]
-                why = _line(said.get("why", ""))
+                why = in_a_line(said.get("why", ""))
                 row = {"sender": sender, "id": mid, "to": to, "stage": stage, "why": why}
                 return [{**row, "n": record.seq, "mark": _mark_of(record)}]
         return []
@@ -495,8 +495,3 @@ def _mark_of(record: StoredRecord) -> str:
 
 def _sender(subject: str) -> str:
     return subject.rpartition(".")[2]
-
-
-def _line(text: Any) -> str:
-    """What another space says, in a line for people."""
-    return "".join(each if each.isprintable() else "?" for each in str(text))[:200]

@@ -22,6 +22,8 @@ from tidings.wire.rulings import Link
 
 #: links of one space that are on
 MOST_LINKS = 64
+#: characters of what another space says that are kept
+WORDS = 200
 
 
 def links_in_force(space: SpaceContext) -> Iterator[tuple[str, int, Link]]:
@@ -37,6 +39,11 @@ def links_on(space: SpaceContext) -> Iterator[tuple[str, int, Link]]:
     """Those that let something pass now."""
     moment = time.time_ns()
     return (each for each in links_in_force(space) if each[2].state == "on" and not each[2].has_ended(moment))
+
+
+def in_a_line(text: Any) -> str:
+    """What another space says, in a line for people."""
+    return "".join(each if each.isprintable() else "?" for each in str(text))[:WORDS]
 
 
 def shown_role(space: SpaceContext, address: str) -> str:

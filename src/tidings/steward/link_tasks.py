@@ -28,7 +28,7 @@ from tidings.space.link_ledger import LinkLedger
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers
-from tidings.steward.link_records import links_in_force, links_on
+from tidings.steward.link_records import in_a_line, links_in_force, links_on
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.task_rules import EndedTask, TaskState, is_overdue
@@ -55,8 +55,6 @@ OF_LINK, AT_ONCE = 1, 2
 SILENCE = 60.0
 #: results of which only a part came yet
 MOST_PARTIAL = 64
-#: characters of what another space says
-WORDS = 200
 UNLINKED = "there is no link with its space any more; whether anybody there worked on it is not known"
 
 
@@ -255,7 +253,7 @@ class LinkTasks:
         elif told.state is TaskStatus.DEAD:
             cause = TaskCause(told.cause) if told.cause in TaskCause.__members__.values() else TaskCause.FAILED
             name = granted.record.space or granted.link
-            await holds.bury(known, cause, f"{name}: {_line(told.why)}", record=record)
+            await holds.bury(known, cause, f"{name}: {in_a_line(told.why)}", record=record)
         else:
             before = holds.abroad.get((task.asker, task.id))
             holds.abroad[task.asker, task.id] = known
@@ -315,7 +313,7 @@ class LinkTasks:
                 return {**facts, "state": found.state, "result": base64.b64encode(kept[0]).decode(), "sig": kept[1]}
             return {**facts, "state": TaskStatus.GONE}
         why = found.reasons[-1] if found.reasons else ""
-        return {**facts, "state": TaskStatus.DEAD, "cause": found.cause or "", "why": _line(why)}
+        return {**facts, "state": TaskStatus.DEAD, "cause": found.cause or "", "why": in_a_line(why)}
 
     # --- by itself ---
 
@@ -381,8 +379,3 @@ def _is_result(told: ToldTask, origin: str) -> bool:
         return wire.decode(told.result).sender.id == told.worker
     except MalformedMessage:
         return False
-
-
-def _line(text: str) -> str:
-    """What another space says, in a line for people."""
-    return "".join(each if each.isprintable() else "?" for each in text)[:WORDS]
