@@ -50,6 +50,7 @@
     │   ├── MailboxFull             too many unread messages of yours in somebody's mailbox
     │   ├── QueueFull               too many unfinished tasks of yours wait for a role
     │   ├── QuarantineFull          a link has as much in quarantine as it may, and takes nothing more
+    │   ├── LinkShareSpent          as much came over a link within a day as may; more comes later
     │   ├── HostBusy                the host has as much at hand as it takes; ask again
     │   ├── LogRegressed            the log went backwards (power cut, restore)
     │   ├── DeliveryLost            something owed to this agent will not be delivered; it says how many and where
@@ -283,6 +284,10 @@ class QueueFull(UnhealthyError):
 
 class QuarantineFull(UnhealthyError):
     code = "quarantine_full"
+
+
+class LinkShareSpent(UnhealthyError):
+    code = "link_share_spent"
 
 
 class HostBusy(UnhealthyError):

@@ -79,6 +79,29 @@ async def test_what_the_own_log_removed_by_age_does_not_come_again_when_all_is_r
             assert (await status(both.acme, whole=True))["ledger"]["counts"]["admitted"] >= 2
 
 
+async def test_a_linked_space_cannot_fill_the_log_here_and_what_it_said_comes_later(both: LinkedSpaces) -> None:
+    texts = [f"{number} {'flood ' * 100}" for number in range(80)]
+    async with both.acme.administer() as admin:
+        await admin.ask("space_set", keep_bytes=80_000)
+    async with worker(both.acme):
+        await said(both.main, "ada", *texts)
+
+        async def is_stopped() -> bool:
+            return "its part of this space's log" in (await status(both.acme))["live"]["words"]
+
+        await eventually(is_stopped, what="it is stopped")
+        facts = await status(both.acme)
+        assert facts["live"]["share"] == 20_000
+        assert facts["live"]["spent"] >= 19_000
+        assert "more comes as time passes" in dict(link_words.rows(facts, 0.0))["let in within a day"]  # type: ignore[operator]
+        found = await came(both.acme)
+        assert 0 < len(found) < 80
+        assert found == texts[: len(found)], "nothing is dropped between"
+        async with both.acme.administer() as admin:
+            await admin.ask("space_set", keep_bytes=64 * 1024 * 1024)
+        await until_came(both.acme, texts)
+
+
 def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 

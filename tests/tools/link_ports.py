@@ -228,6 +228,8 @@ class SimulatedLog:
     #: channels that are not listed, if they have to be; `listing` changes with them
     unlisted: frozenset[str] = frozenset()
     listing: int = 0
+    #: bytes that a link may bring in a day
+    share: int = 0
     message_ids: dict[str, tuple[int, float]] = field(default_factory=dict)
     #: up to where the log of an earlier epoch was this one
     agreed: dict[str, int] = field(default_factory=dict)
@@ -349,7 +351,12 @@ class SimulatedLog:
 
     def facts(self) -> LocalFacts:
         return LocalFacts(
-            space=self.space, epoch=self.incarnation, head=self.head, floor=self.floor, listing=self.listing
+            space=self.space,
+            epoch=self.incarnation,
+            head=self.head,
+            floor=self.floor,
+            listing=self.listing,
+            share=self.share,
         )
 
     def list_all_but(self, *channels: str) -> None:

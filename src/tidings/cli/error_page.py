@@ -72,6 +72,7 @@ REMEDIES: dict[str, str] = {
     "LogFull": "`tidings space set keep_age=7d`, or more room: `tidings up --budget 4G`; see operations.md",
     "MailboxFull": "wait until it reads; `tidings who` says when it was last seen",
     "QueueFull": "wait for results, or let more agents hold the role; `tidings status` counts what is queued",
+    "LinkShareSpent": "nothing is lost and it goes on by itself; a larger budget of the log lets more in each day",
     "QuarantineFull": "look at what is in the quarantine of the link: let it in, or drop it with a reason",
     "HostBusy": "ask again in a moment; `tidings host status` says what it has at hand",
     "LogRegressed": "see operations.md, then `tidings space acknowledge`",

@@ -59,7 +59,9 @@ def look(where: Place, supervised: bool) -> dict[str, Any]:
 
 
 def _in_words(link: dict[str, Any]) -> str:
-    differs = link_words.differing(link)
+    live, differs = link["live"] or {}, link_words.differing(link)
+    if live.get("share") and live["spent"] >= live["share"]:
+        return f"{link['space']} {link_words.state(link)} (let in within a day: {link_words.share(link)})"
     return f"{link['space']} {link_words.state(link)}" + (f" (differs: {differs})" if differs else "")
 
 

@@ -28,6 +28,16 @@ def state(link: Facts) -> str:
     return "waiting" if link["reached"] is None else "not carried"
 
 
+def share(link: Facts) -> str | None:
+    """What came over it within a day, of what may."""
+    live = link["live"] or {}
+    if not live.get("share"):
+        return None
+    return f"{output.size(live['spent'])} of {output.size(live['share'])}" + (
+        ": more comes as time passes" if live["spent"] >= live["share"] else ""
+    )
+
+
 def differing(link: Facts) -> str | None:
     """That what the spaces have is not the same, and stays so."""
     count = (link["live"] or {}).get("differing")
@@ -126,6 +136,7 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
         yield "waits for a channel", words
     yield "to be fetched again", ledger.get("owed")
     yield "differs", differing(link)
+    yield "let in within a day", share(link)
     for each in ledger.get("omitted", []):
         named = each["first"] if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
         yield "left out", f"{named}: {_REASONS.get(each['reason'], each['reason'])}"

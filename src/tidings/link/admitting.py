@@ -27,6 +27,8 @@ from tidings.wire.links import LinkedRecord
 
 log = logging.getLogger(__name__)
 
+#: bytes that a record takes in the log beside its payload, about
+BESIDE = 400
 #: message ids that may be burnt before a record is put aside
 IDS_TRIED = 3
 #: failures nobody has a class for before the record they happen to is put aside
@@ -69,6 +71,8 @@ class Admitter:
     ) -> None:
         self._definition, self._ledger, self._destination, self._verify = definition, ledger, destination, verify
         self._secret = b""
+        #: bytes that were put into the log here, until somebody writes them down
+        self.added = 0
         self._unclear: Counter[OriginIdentity] = Counter()
         #: were not taken while something later of their sender was
         self._overtaken: set[OriginIdentity] = set()
@@ -80,10 +84,11 @@ class Admitter:
         check: Callable[[], Awaitable[None]] = _nothing,
         *,
         listed: bool = False,
+        refusal: TidingsError | None = None,
     ) -> list[Disposed]:
         """What becomes of each, in their order. What is to be in the log here is in it when this returns. `check` is
         asked before anything is put there, and after: it raises if that does not count. `listed`: only in channels of
-        ours that are listed it does."""
+        ours that are listed it does. `refusal` is raised if anything would be put there."""
         verdicts = await self._judge(records)
         to_admit = [each for each in verdicts if isinstance(each, Admit)]
         space, names = self._definition.space, {each.identity for each in to_admit}
@@ -95,6 +100,8 @@ class Admitter:
         closed = await self._destination.unlisted({each.ours for each in new}) if listed and new else ()
         not_listed = {each.identity: _not_listed(each) for each in new if each.ours in closed}
         new = [each for each in new if each.ours not in closed]
+        if new and refusal is not None:
+            raise refusal
         if new:
             await check()
         landed = not_listed | await self._admit(new, index.epoch)
@@ -154,6 +161,7 @@ class Admitter:
         if isinstance(answer, AdmittedAt):
             self._unclear.pop(each.identity, None)
             if not answer.duplicate:
+                self.added += len(each.record.payload) + BESIDE
                 return _Landed(answer.seq, self._definition.link)
             row = await self._look_at(answer.seq)
             if row is None:  # it may have been removed since; another link of this ledger may have seen it before

@@ -345,6 +345,7 @@ def _facts(said: dict[str, Any]) -> LocalFacts:
         agreed=said.get("agreed"),
         authority=said.get("authority", ""),
         listing=said.get("listing", 0),
+        share=said.get("share", 0),
     )
 
 

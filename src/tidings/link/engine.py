@@ -27,7 +27,16 @@ import msgspec
 from tidings import errors
 from tidings.backoff import Backoff
 from tidings.broker.aio import end_tasks
-from tidings.errors import EndedThere, LinkConflict, LinkEnded, LogRegressed, PageRefused, TidingsError, WrongSpace
+from tidings.errors import (
+    EndedThere,
+    LinkConflict,
+    LinkEnded,
+    LinkShareSpent,
+    LogRegressed,
+    PageRefused,
+    TidingsError,
+    WrongSpace,
+)
 from tidings.failpoints import reach
 from tidings.link import ledger as books
 from tidings.link import local_index, waiting
@@ -188,6 +197,8 @@ class Direction:
         self._agreed: int | None = None
         #: which channels are listed here, as a number; None before it is known
         self._listing: int | None = None
+        #: bytes that may be let in within a day, and what of them was
+        self._share = self._spent = 0
         #: the same of the peer's record by which it shares; 0 if nobody says it
         self._granted = 0
         self._told: Status = "initializing"
@@ -239,6 +250,8 @@ class Direction:
             quarantined=self._quarantined,
             ended_there=not self._paused and self._failure is not None and self._failure.ended_there,
             differing=self._differing,
+            share=self._share,
+            spent=self._spent,
         )
 
     # ------------------------------------------------------------------------------------------------- the loop
@@ -352,7 +365,7 @@ class Direction:
         facts = await self._destination.facts()
         if facts.space != space:
             raise WrongSpace(f"link {self.definition.link} leads into {space}, but the log here is of {facts.space}")
-        self._agreed = self._checked_agreement(facts)
+        self._agreed, self._share = self._checked_agreement(facts), facts.share
         if facts.listing != self._listing:
             await self._ledger.write(lambda c: waiting.retry_unlisted(c, self._ledger.row, self._now()))
             self._listing = facts.listing
@@ -444,7 +457,7 @@ class Direction:
             local_index.extend_own(c, space, known, own)
             books.forget_removed(c, row, floor)
 
-        await self._ledger.write(commit)
+        await self._write_down(commit)
 
     def _put_in(self, done: Sequence[Disposed], known: IndexState) -> list[IndexRow]:
         """What this page put into the log here, as the log's own index has it."""
@@ -470,7 +483,34 @@ class Direction:
 
     async def _dispose(self, records: Sequence[LinkedRecord]) -> list[Disposed]:
         assert self._index is not None
-        return await self._admitter.dispose(records, self._index, self._check_agreed, listed=bool(self._listing))
+        refusal = await self._refusal() if self._share else None
+        return await self._admitter.dispose(
+            records, self._index, self._check_agreed, listed=bool(self._listing), refusal=refusal
+        )
+
+    async def _refusal(self) -> LinkShareSpent | None:
+        """Why nothing more may be put into the log here now. Somebody who may say anything in another space must not
+        drive out what is said here."""
+        share, now = self._share, self._now()
+        self._spent = await self._ledger.read(lambda c: books.spent(c, self._ledger.row, share, now))
+        if self._spent < share:
+            return None
+        return LinkShareSpent(
+            f"{self._spent / 1e6:,.1f} MB came over link {self.definition.link} within a day, its part of this space's "
+            f"log: more comes as time passes, {share / 24e6:,.2f} MB in an hour"
+        )
+
+    async def _write_down(self, job: Callable[[sqlite3.Connection], None]) -> None:
+        """What became of records, and what of them was put into the log here."""
+        added, share, now = self._admitter.added, self._share, self._now()
+
+        def charged(c: sqlite3.Connection) -> None:
+            job(c)
+            if added and share:
+                books.spend(c, self._ledger.row, added, share, now)
+
+        await self._ledger.write(charged)
+        self._admitter.added -= added
 
     async def _check_agreed(self) -> None:
         """What is let in counts by the link record in force where it lands, and by what is listed there. If that
@@ -540,7 +580,7 @@ class Direction:
             waiting.settle(c, row, done, now)
             waiting.due_again(c, row, set(asked) - {each.seq for each in done}, now)
 
-        await self._ledger.write(settle)
+        await self._write_down(settle)
 
     async def _try_quarantined(self, kept: Sequence[Quarantined]) -> None:
         """Perhaps what made it unfit is over: a burnt id, a rule of ours that was wrong."""
@@ -549,7 +589,7 @@ class Direction:
         await self._ledger.write(lambda c: waiting.quarantine_tried(c, row, tried, now, luck))
         for each in kept:
             (done,) = await self._dispose([each.record])
-            await self._ledger.write(partial(self._end_try, life=each.life, done=done, now=now))
+            await self._write_down(partial(self._end_try, life=each.life, done=done, now=now))
 
     def _end_try(self, connection: sqlite3.Connection, life: int, done: Disposed, now: int) -> None:
         """What trying a quarantined record again led to."""
@@ -561,12 +601,12 @@ class Direction:
 
     async def _look_at_waiting(self) -> int | None:
         """When something that waits is due, in milliseconds."""
-        row = self._ledger.row
+        row, share, now = self._ledger.row, self._share, self._now()
 
-        def look(c: sqlite3.Connection) -> tuple[tuple[int, int], int | None, LinkRow]:
-            return waiting.counts(c, row), waiting.next_due(c, row), books.find(c, row)
+        def look(c: sqlite3.Connection) -> tuple[tuple[int, int], int | None, LinkRow, int]:
+            return waiting.counts(c, row), waiting.next_due(c, row), books.find(c, row), books.spent(c, row, share, now)
 
-        (self._owed, self._quarantined), due, self._link = await self._ledger.read(look)
+        (self._owed, self._quarantined), due, self._link, self._spent = await self._ledger.read(look)
         return due
 
     def _compare_if_due(self, token: Token) -> None:

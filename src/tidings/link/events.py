@@ -62,6 +62,9 @@ class LinkStatus:
     ended_there: bool = False
     #: records that differed from the peer's when they were last compared, and are not fetched: one side has them
     differing: int = 0
+    #: bytes that it may put into the log here in a day, 0 if nobody says so; and what of them it has
+    share: int = 0
+    spent: int = 0
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ MOST_QUARANTINED_BYTES = 64 * 1024 * 1024
 FORGOTTEN_AT_ONCE = 2_000
 #: milliseconds until a record that was put aside is tried for the first time
 QUARANTINE_REST = 60_000
+#: milliseconds
+DAY = 24 * 3_600_000
 
 
 class LinkRow(NamedTuple):
@@ -391,6 +393,23 @@ def quarantine(connection: sqlite3.Connection, row: int, disposed: Iterable[Disp
             f"link {row} has {rows} records, {size} bytes, in quarantine: nothing more is taken over it until some are "
             "let in or dropped (`tidings link quarantine`)"
         )
+
+
+def spend(connection: sqlite3.Connection, row: int, size: int, share: int, now: int) -> None:
+    """So many bytes were put into the log here. Time pays them back, `share` of them in a day."""
+    key = find(connection, row).key
+    connection.execute(
+        """INSERT INTO spent (space, peer, bytes, at) VALUES (?, ?, ?, ?)
+        ON CONFLICT DO UPDATE SET bytes = excluded.bytes, at = excluded.at""",
+        (key.space, key.peer, spent(connection, row, share, now) + size, now),
+    )
+
+
+def spent(connection: sqlite3.Connection, row: int, share: int, now: int) -> int:
+    """Bytes that came from the peer of a link and are not paid back yet, under whichever terms they came."""
+    query = "SELECT s.bytes, s.at FROM spent AS s JOIN link AS l USING (space, peer) WHERE l.row = ?"
+    size, at = connection.execute(query, (row,)).fetchone() or (0, now)
+    return max(0, int(size - share * max(0, now - at) / DAY))
 
 
 def quarantined(connection: sqlite3.Connection, row: int) -> tuple[int, int]:

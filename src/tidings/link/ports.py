@@ -101,7 +101,8 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `agreed`: the sequence of the record under which this link lets something in now, 0 if it does not; None if that is
     not told. `authority` is the name of that agreement. `listing`: 0 if every channel may be used here; else a number
-    that changes whenever other channels are listed."""
+    that changes whenever other channels are listed. `share`: bytes that a link may bring in a day; 0 if nobody says
+    it."""
 
     space: str
     epoch: str
@@ -110,6 +111,7 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     agreed: int | None = None
     authority: str = ""
     listing: int = 0
+    share: int = 0
 
 
 class IndexRow(NamedTuple):

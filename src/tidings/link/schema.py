@@ -290,5 +290,16 @@ CREATE INDEX task_due ON task (space, peer, told_at) WHERE state = 'open' OR tol
 CREATE INDEX task_age ON task (space, peer, at);
 """
 
-STEPS = (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS, _MARKED_MAIL, _PASSING, _TASKS)
+_SPENT = """
+-- bytes that links brought from a peer into the log here, less what time has paid back up to `at`
+CREATE TABLE spent (
+  space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
+  peer TEXT NOT NULL,
+  bytes INTEGER NOT NULL CHECK (bytes >= 0),
+  at INTEGER NOT NULL,
+  PRIMARY KEY (space, peer)
+) WITHOUT ROWID;
+"""
+
+STEPS = (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS, _MARKED_MAIL, _PASSING, _TASKS, _SPENT)
 MIGRATIONS = Migrations(APPLICATION_ID, STEPS)

@@ -67,7 +67,8 @@ class LinkWorker:
         self._steward_words = ""
         #: how far the other spaces are with what is shared here
         self._pushes: dict[str, PeerProgress] = {}
-        self._listing = 0
+        #: which channels are listed, and what a link may bring in a day
+        self._rules = (0, 0)
         self._stopping, self._look_now = asyncio.Event(), asyncio.Event()
         self._changing = asyncio.Lock()
         self._verify = ThreadedVerify()
@@ -122,8 +123,9 @@ class LinkWorker:
         self._note_pushes(found)
         async with self._changing:
             await self._settle(found)
-        if self._listing != found.facts.listing:  # something may wait for a channel to be listed
-            self._listing = found.facts.listing
+        rules = found.facts.listing, found.facts.share
+        if self._rules != rules:  # something may wait for a channel to be listed, or for more room
+            self._rules = rules
             for each in self._carried.values():
                 each.direction.ask()
 

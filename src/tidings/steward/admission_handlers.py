@@ -26,6 +26,8 @@ from tidings.wire.digests import payload_hash
 from tidings.wire.links import authorization_epoch
 from tidings.wire.subjects import Via
 
+#: of what the log keeps, what all links together may bring into it in a day
+LINKS_SHARE = 0.25
 #: rows of one answer, and bytes that are read for it
 MOST_ROWS, MOST_SCANNED = 1_000, 2 * 1024 * 1024
 
@@ -74,7 +76,17 @@ class AdmissionHandlers:
             "floor": self.space.table.floor,
             "open": state is None or state.open,
             "listing": self._listing(),
+            "share": self._share(),
         }
+
+    def _share(self) -> int:
+        """Bytes that one link may bring into the log in a day: all of them together a part of what the log keeps."""
+        if self.gate.state is None:
+            return 0
+        budget, space = self.gate.state.budget, self.space.table.space_at(self.space.position)
+        kept = budget if space.keep_bytes is None else min(budget, space.keep_bytes)
+        taking = sum(bool(record.channels or record.beyond) for _, _, record in links_on(self.space))
+        return max(1, int(kept * LINKS_SHARE) // max(1, taking))
 
     def _listing(self) -> int:
         return self.space.table.rules.listing_at(self.space.position)

@@ -607,7 +607,8 @@ class LinkIdsAnswer(TypedDict):
 
 class AdmissionFactsAnswer(TypedDict):
     """`open`: does the log take messages? `agreed`, `authority`: the record under which a link lets something in.
-    `listing`: 0 if every channel may be used; else a number that changes whenever other channels are listed."""
+    `listing`: 0 if every channel may be used; else a number that changes whenever other channels are listed. `share`:
+    bytes that one link may bring into the log in a day; 0 if the budget of the log is not known yet."""
 
     space: str
     epoch: str
@@ -615,6 +616,7 @@ class AdmissionFactsAnswer(TypedDict):
     floor: int
     open: bool
     listing: int
+    share: int
     agreed: NotRequired[int]
     authority: NotRequired[str]
 

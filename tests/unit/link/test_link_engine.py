@@ -459,6 +459,34 @@ def test_a_channel_that_is_removed_while_a_page_is_let_in_makes_it_look_again(pa
     assert (pair.kinds(), len(pair.texts())) == ({1: "admitted:late"}, 1)
 
 
+def test_what_comes_over_a_link_in_a_day_is_bounded_waits_beyond_that_and_is_not_dropped(paired: Paired) -> None:
+    pair = paired()
+    pair.here.share = 10_000
+    said = pair.say(60)
+    pair.run(1_000)
+    came = len(pair.texts())
+    assert 10 <= came < 40, "and a page at most beyond it"
+    status = pair.direction.status()
+    assert (status.share, status.spent >= 9_000, status.status) == (10_000, True, "degraded_poll")
+    assert "its part of this space's log" in status.words
+    assert pair.token == came, "the page that did not fit is not handled"
+    pair.here.append(pair.world._record(HERE, pair.world.agents[HERE][0], "general", None), pair.world.scheduler.now)
+    pair.start()
+    pair.run(1_000)
+    assert len(pair.texts()) == came, "a worker that is started again knows it"
+    pair.carrier.books.job(lambda c: ledger.rebuild(c, pair.carrier.row))
+    pair.start()
+    pair.run(1_000)
+    assert came - links.PAGE < pair.token <= came, "what is here already passes"
+    assert len(pair.texts()) == came
+    pair.run(24 * 3_600)
+    assert came < len(pair.texts()) <= 60
+    pair.run(4 * 24 * 3_600)
+    assert pair.texts() == ids(said)
+    pair.run(24 * 3_600)
+    assert (pair.direction.status().spent, pair.direction.status().status) == (0, "live")
+
+
 def test_a_full_quarantine_stops_the_link(paired: Paired, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MOST_QUARANTINED", 1)
     pair = paired()

@@ -379,6 +379,19 @@ def test_of_two_records_in_quarantine_at_one_sequence_one_is_meant(connection: s
     assert waiting.one_quarantined(connection, row, 5).record == other
 
 
+def test_what_was_spent_is_paid_back_by_time_and_outlives_other_terms(connection: sqlite3.Connection, row: int) -> None:
+    assert ledger.spent(connection, row, 1_000, now=5) == 0
+    ledger.spend(connection, row, 600, 1_000, now=ledger.DAY)
+    ledger.spend(connection, row, 700, 1_000, now=ledger.DAY)
+    assert ledger.spent(connection, row, 1_000, now=ledger.DAY) == 1_300
+    assert ledger.spent(connection, row, 1_000, now=ledger.DAY * 3 // 2) == 800
+    assert ledger.spent(connection, row, 1_000, now=0) == 1_300, "a clock that went back"
+    assert ledger.spent(connection, row, 1_000, now=ledger.DAY * 9) == 0
+    otherwise = msgspec.structs.replace(TAKES, authority="a2", channels={"general": "far"})
+    anew = agreements.opened(connection, otherwise, 1)
+    assert ledger.spent(connection, anew.row, 1_000, now=ledger.DAY) == 1_300
+
+
 def test_a_pause_is_remembered(connection: sqlite3.Connection, row: int) -> None:
     ledger.pause(connection, row, "moving house", now=1)
     assert ledger.find(connection, row).paused == "moving house"
