@@ -14,7 +14,7 @@ from coding_agents import coding_here, hosted
 from linked_spaces import unlinked
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.tasks import Job, TaskTicket
-from tidings.errors import DeniedError, TaskDead, TooLarge, UnknownPeer
+from tidings.errors import BadSignature, DeniedError, TaskDead, TooLarge, UnknownPeer
 from tidings.link import rounds, task_round
 from tidings.steward import link_tasks
 from tidings.testing.real_space import RealSpace
@@ -489,3 +489,46 @@ class _WithAgent:
 
     def access(self, owner: str | None) -> Any:
         return self._space.access(owner) if owner != self._key else object()
+
+
+async def test_an_asker_that_gets_another_key_meanwhile_has_the_result_under_that(both: LinkedSpaces) -> None:
+    async with worker(both.main), worker(both.acme), connect(both.acme, "rita") as rita:
+        async with connect(both.main, "ada") as ada:
+            await knows(ada, "rita@acme")
+            before = ada.id
+            ticket = await ada.ask("reviewer@acme", "before")
+            job = await claimed(rita)
+        async with both.main.administer() as admin:
+            await admin.rotate("ada", drop_unread=True)
+        async with connect(both.main, "ada") as ada:
+            assert ada.id != before
+
+            async def known() -> bool:
+                return any(each.id == ada.id for each in await rita.who())
+
+            await eventually(known, within=20, what="the new key is known there")
+            await job.done("after")
+            found = await ada.task(ticket.id, 30)
+            assert (found.state, found.text) == ("done", "after")
+
+
+async def test_a_task_of_an_asker_that_got_another_key_before_it_was_fetched_goes_on(both: LinkedSpaces) -> None:
+    async with connect(both.acme, "rita") as rita:
+        async with worker(both.main), connect(both.main, "ada") as ada:
+            await knows(ada, "rita@acme")
+            ticket = await ada.ask("reviewer@acme", "not fetched yet")
+        async with both.main.administer() as admin:
+            await admin.rotate("ada", drop_unread=True)
+        async with worker(both.main), worker(both.acme):
+            job = await claimed(rita)
+            assert job.text == "not fetched yet"
+            await job.done("done")
+            async with connect(both.main, "ada") as ada:
+
+                async def ended() -> bool:
+                    try:
+                        return (await ada.task(ticket.id)).state == "done"
+                    except BadSignature as error:  # nobody had told rita of the new key
+                        return "the key that this agent had when it asked" in str(error)
+
+                await eventually(ended, within=30, what="it has its end")

@@ -285,11 +285,14 @@ class Tasks:
         )
 
     def _unsealed(self, task: str, worker: str, message: Message, asker: str | None) -> Message:
-        if asker not in (None, self.identity.id):
+        try:
+            return open_sealed(self.identity.key, worker, message)
+        except BadSignature:
+            if asker in (None, self.identity.id):
+                raise
             raise BadSignature(
                 f"the result of task {task} is sealed for the key that this agent had when it asked: ask again"
-            )
-        return open_sealed(self.identity.key, worker, message)
+            ) from None
 
     # --- working ---
 
@@ -435,7 +438,7 @@ class Tasks:
         check_said(text, more=True)
         composed = self._compose(text, data, (), reply_to=job.message.id)
         if job.origin:  # only its asker is to read it, not whoever keeps it on the way
-            composed = seal_message(self.identity.key, job.asker.id, composed)
+            composed = seal_message(self.identity.key, self._key_now(job.asker), composed)
         payload = composed.raw or wire.encode(composed)
         if len(payload) > MAX_RESULT:
             raise TooLarge(f"a result has at most {MAX_RESULT} bytes, this one has {len(payload)}: send a reference")
@@ -443,6 +446,11 @@ class Tasks:
         signature = signing.sign(self.identity.key, self.identity.space_id, "result", destination, payload)
         arguments = {"result": base64.b64encode(payload).decode(), "sig": signature}
         await self._settle(job, "done", arguments)
+
+    def _key_now(self, asker: Sender) -> str:
+        """Of an asker of another space: it may have another key since it asked, and cannot open what is for the old."""
+        rows = self.endpoint.roster.rows.values()
+        return next((row.id for row in rows if row.name == asker.name and row.elsewhere), asker.id)
 
     async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str:
         told = {"reason": reason or "no reason was given", "retry": retry} | ({"untouched": True} if untouched else {})

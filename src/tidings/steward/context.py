@@ -119,6 +119,10 @@ class SpaceContext:
             access = self.access(access.succeeds)
         return found
 
+    def has_successor(self, owner: str) -> bool:
+        """Did an agent that is here have this key before a rotation?"""
+        return any(owner in self.predecessors(each) for each in self.table.owners() if self.active_access(each))
+
     def holds_role(self, owner: str, role: str) -> bool:
         access = self.active_access(owner)
         return access is not None and role in access.roles

@@ -162,7 +162,7 @@ class LinkTasks:
             why = refused.detail if refused is not None else "a task for another space is sealed, and this one is not"
             await self._bury(task, record, TaskCause.MALFORMED, why)
             return None
-        if self.space.active_access(task.asker) is None:
+        if self.space.active_access(task.asker) is None and not self.space.has_successor(task.asker):
             await self._bury(task, record, TaskCause.FAILED, "its asker has no access any more")
             return None
         spoken = self._spoken.get((task.asker, task.id), 0.0)
