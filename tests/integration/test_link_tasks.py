@@ -366,6 +366,7 @@ async def test_through_hosts_a_task_is_asked_while_the_space_is_away_and_done_by
         assert (ticket.id, (await ticket.status(0)).state) == (chosen, "stored")
         again = await ada.ask("reviewer@acme", "asked offline", id=chosen)
         assert again.id == chosen
+        assert (await ada.outbox_row(chosen))["to_name"] == "reviewer@acme"
         both.main.broker.start()
         job = await rita.claim("reviewer", 40)
         assert job is not None

@@ -61,6 +61,7 @@ from tidings.wire import message as wire
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Mention, Sender
+from tidings.wire.names import role_parts
 from tidings.wire.states import ReceiptStage
 
 __all__ = ["AgentHealth", "Changed", "Host", "Scope"]
@@ -515,11 +516,13 @@ class Host:
         return ()
 
     def destination(self, row: OutboxRow) -> dict[str, str]:
-        """Whom a direct message is for, by name, as far as it is known."""
-        if row.kind != "dm":
-            return {}
-        agents = self.directories.of(row.space).agents()
-        return {"to_name": next((each.name for each in agents if each.id == row.destination), "")}
+        """Whom a direct message is for, or a task for another space, by name, as far as it is known."""
+        agents, (role, space) = self.directories.of(row.space).agents(), role_parts(row.destination)
+        if row.kind == "dm":
+            return {"to_name": next((each.name for each in agents if each.id == row.destination), "")}
+        if row.kind == "task" and space:
+            return {"to_name": next((f"{role}@{each.elsewhere}" for each in agents if each.space == space), "")}
+        return {}
 
     async def why_it_waits(self, scope: Scope, row: OutboxRow) -> list[str]:
         """Everything that keeps a row from leaving, in sentences; nothing if it has left."""
