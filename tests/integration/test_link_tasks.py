@@ -257,12 +257,15 @@ async def test_who_asks_a_role_that_cannot_be_asked_is_told_why(both: LinkedSpac
         await both.agree(roster="on", tasks="off")
 
         async def refused() -> bool:
-            with pytest.raises((DeniedError, UnknownPeer)) as caught:
+            try:
                 await ada.ask("reviewer@acme", "x")
-            return isinstance(caught.value, DeniedError) and "passes no tasks" in str(caught.value)
+            except DeniedError as error:
+                return "passes no tasks" in str(error)
+            except UnknownPeer:
+                pass
+            return False
 
         await eventually(refused, within=20, what="tasks are off")
-    assert await queued(both.main) == 0
 
 
 async def test_tasks_are_off_unless_both_operators_say_so(both: LinkedSpaces) -> None:

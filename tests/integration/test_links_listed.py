@@ -42,7 +42,7 @@ async def test_what_goes_into_a_channel_that_is_not_listed_is_put_aside_with_wor
 
             kept = await eventually(put_aside, what="both are put aside")
             assert {each["reason"] for each in kept} == {"not_listed"}
-            assert "channel general is not listed here: `tidings channel set general`" in kept[0]["words"]
+            assert "channel general is not listed here: `tidings channels set general`" in kept[0]["words"]
             assert await came(both.acme) == []
             (shown,) = (await status(both.acme))["ledger"]["unlisted"]
             assert shown == kept[0]["words"]

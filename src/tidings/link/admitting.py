@@ -207,7 +207,7 @@ def _left_out(verdict: Omit | Refuse) -> Disposed:
 
 def _not_listed(verdict: Admit) -> Refuse:
     name = verdict.ours
-    words = f"channel {name} is not listed here: `tidings channel set {name}` lists it, and then this is let in"
+    words = f"channel {name} is not listed here: `tidings channels set {name}` lists it, and then this is let in"
     return Refuse(verdict.record, NOT_LISTED, words)
 
 

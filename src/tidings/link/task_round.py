@@ -78,7 +78,7 @@ class _Fetched(NamedTuple):
         return self.task.seq
 
 
-class _Told(NamedTuple):
+class _ToTell(NamedTuple):
     """What the other space is told of a task, and the row as it is once that was heard."""
 
     task: BookedTask
@@ -144,7 +144,7 @@ class TaskRound:
             if "result" in large.row:  # as large as one request may be
                 await self._say([large])
 
-    async def _say(self, told: Sequence[_Told]) -> None:
+    async def _say(self, told: Sequence[_ToTell]) -> None:
         """What is to be told later stays so, and takes nobody's place here. What the other space does not believe was
         told all the same: it has no such task any more."""
         if not told:
@@ -252,11 +252,13 @@ class TaskRound:
         return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
 
 
-def _refusal(task: BookedTask) -> _Told:
-    return _Told(task, _named(task) | {"state": TaskStatus.DEAD, "cause": TaskCause.FAILED, "why": task.why}, "refused")
+def _refusal(task: BookedTask) -> _ToTell:
+    return _ToTell(
+        task, _named(task) | {"state": TaskStatus.DEAD, "cause": TaskCause.FAILED, "why": task.why}, "refused"
+    )
 
 
-def _progress(task: BookedTask, row: Mapping[str, Any]) -> _Told | None:
+def _progress(task: BookedTask, row: Mapping[str, Any]) -> _ToTell | None:
     """What there is to tell of a task; None if it was told as it is, not long ago."""
     state, over = str(row["state"]), task._replace(state="ended")
     if state in (TaskStatus.QUEUED, TaskStatus.CLAIMED):
@@ -264,15 +266,15 @@ def _progress(task: BookedTask, row: Mapping[str, Any]) -> _Told | None:
         told = f"{state} {worker} {attempt}"
         if told == task.told and _now() - task.told_at < TELL_AGAIN:
             return None
-        return _Told(task, _named(task) | {"state": state, "worker": worker, "attempt": attempt}, told)
+        return _ToTell(task, _named(task) | {"state": state, "worker": worker, "attempt": attempt}, told)
     if state == TaskStatus.DONE:
         facts = {name: row[name] for name in ("worker", "attempt", "result", "sig") if name in row}
-        return _Told(over, _named(task) | {"state": state, **facts}, state)
+        return _ToTell(over, _named(task) | {"state": state, **facts}, state)
     if state == TaskStatus.DEAD:
         facts = {name: row[name] for name in ("attempt", "cause", "why") if name in row}
-        return _Told(over, _named(task) | {"state": state, **facts}, state)
+        return _ToTell(over, _named(task) | {"state": state, **facts}, state)
     why = "what became of it there is not kept any more"
-    return _Told(over, _named(task) | {"state": TaskStatus.DEAD, "cause": TaskCause.FAILED, "why": why}, state)
+    return _ToTell(over, _named(task) | {"state": TaskStatus.DEAD, "cause": TaskCause.FAILED, "why": why}, state)
 
 
 def _named(task: BookedTask) -> dict[str, Any]:

@@ -176,8 +176,9 @@ class TaskHandlers:
             "reasons": list(found.reasons),
             "worker": found.worker,
             "worker_name": self._name_of(found.worker),
-            "space": role_parts(found.role)[1],
         }
+        if space := role_parts(found.role)[1]:
+            facts["space"] = space
         if isinstance(found, TaskState):
             return {**facts, "state": TaskStatus.CLAIMED if found.worker else TaskStatus.QUEUED}
         if found.state != TaskStatus.DONE:

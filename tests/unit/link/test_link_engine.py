@@ -430,7 +430,7 @@ def test_what_goes_into_a_channel_that_is_not_listed_waits_until_it_is_and_other
     pair.run()
     assert pair.kinds() == {1: "quarantined:not_listed", 2: "admitted"}
     (words,) = waiting.unlisted(pair.connection, pair.carrier.row)
-    assert "channel abeta.general is not listed here: `tidings channel set abeta.general`" in words
+    assert "channel abeta.general is not listed here: `tidings channels set abeta.general`" in words
     pair.run(30_000)
     assert pair.kinds() == {1: "quarantined:not_listed", 2: "admitted"}
     pair.here.list_all_but()
