@@ -261,14 +261,27 @@ class Publisher:
     async def _stored(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
         """`duplicate` is success only if the record there is ours."""
         stored = await self._confirmed(prepared, prepared.id, timeout, only)
-        if not stored.duplicate or await self.is_stored(prepared, stored.seq):
+        if not stored.duplicate or await self._is_there(prepared, stored.seq, timeout, only):
             return stored
         # Somebody burnt this id. The message keeps it; only the broker's deduplication gets another word.
         word = hashlib.blake2b(prepared.signature.encode(), digest_size=16).hexdigest()
         stored = await self._confirmed(prepared, f"{prepared.id}.{word}", timeout, only)
-        if stored.duplicate and not await self.is_stored(prepared, stored.seq):
+        if stored.duplicate and not await self._is_there(prepared, stored.seq, timeout, only):
             raise IdBurned(f"message {prepared.id} could not be stored: its id was used by somebody else, twice")
         return stored
+
+    async def _is_there(self, prepared: Prepared, seq: int, timeout: float, only: str | None) -> bool:
+        """As `is_stored`. A connection that goes meanwhile is waited for, as it is to store the message."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
+        while True:
+            try:
+                return await self.is_stored(prepared, seq)
+            except (ConnectionLost, Reconnecting):
+                if only is not None or clock() >= deadline:
+                    raise
+                await asyncio.sleep(BUSY_STREAM_PAUSE)
+                await self.connection.ready(deadline - clock())
 
     async def _confirmed(self, prepared: Prepared, msg_id: str, timeout: float, only: str | None) -> Stored:
         subject = prepared.subject
