@@ -48,7 +48,7 @@ from tidings.host import compose as composing
 from tidings.host import host as hosts
 from tidings.host.compose import SendRequest
 from tidings.host.inbox import Arrival, Bound, InboxRow
-from tidings.host.mailbox import LocalInbox, open_mailbox
+from tidings.host.mailbox import LocalInbox, held_number, open_mailbox
 from tidings.steward import side_streams
 from tidings.testing.processes import pause as pause_process
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
@@ -754,6 +754,26 @@ async def test_a_host_that_starts_leaves_the_session_of_a_running_program_alone_
 
 async def _nothing() -> None:
     return None
+
+
+async def test_health_shows_an_agent_as_receiving_only_once_the_host_holds_its_session(
+    pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, answers = SessionLease._take, asyncio.Event()
+
+    async def take_later(lease: SessionLease) -> None:
+        await answers.wait()
+        await take(lease)
+
+    monkeypatch.setattr(SessionLease, "_take", take_later)
+    async with host_in(tmp_path / "host") as host:
+        bob = await adopt(host, pair, "bob", receive=True)
+        await eventually(lambda: health_of(host, bob).state == "open")
+        await eventually(lambda: host.endpoint(bob).session._wanted)
+        assert not health_of(host, bob).receiving
+        answers.set()
+        await eventually(lambda: health_of(host, bob).receiving)
+        assert held_number(host.home, bob).read() == host.endpoint(bob).session.number
 
 
 @pytest.mark.parametrize("end", ["in order", "killed"])

@@ -124,7 +124,7 @@ class Receiver:
         self._patience = patience
         #: writes that failed and are tried again
         self._failing: set[object] = set()
-        #: receives now; a newer session elsewhere ends that
+        #: this session receives: the steward granted it, or is away; a newer session elsewhere ends that
         self.receiving = False
         #: every channel was asked for what was missed, with the endpoint there is now
         self.followed = asyncio.Event()
@@ -209,6 +209,9 @@ class Receiver:
     # --- keeping ---
 
     async def _receive(self, endpoint: Endpoint) -> None:
+        # The session number is on disk only after this. A host that stopped before would start again without a number
+        # and take the session from the program that receives by then.
+        await endpoint.session.ensure()
         self.receiving = True
         async for first in endpoint.messages(manual_ack=True):
             batch = [first]
