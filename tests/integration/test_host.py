@@ -776,6 +776,35 @@ async def test_health_shows_an_agent_as_receiving_only_once_the_host_holds_its_s
         assert held_number(host.home, bob).read() == host.endpoint(bob).session.number
 
 
+async def test_a_session_that_closes_before_the_steward_answered_is_released(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pair.steward is not None
+    table = pair.steward.roster.table
+    async with tidings.connect("main", name="bob", home=pair.home.home, presence=False) as bob:
+        call, unheard = bob.connection.call, asyncio.Event()
+
+        async def call_without_answer(service: str, do: str, **arguments: Any) -> dict[str, Any]:
+            answer = await call(service, do, **arguments)
+            if (service, do) == ("session", "take"):
+                unheard.set()
+                await asyncio.Event().wait()
+            return answer
+
+        monkeypatch.setattr(bob.connection, "call", call_without_answer)
+        receiving = asyncio.create_task(bob._start_receiving())
+        await asyncio.wait_for(unheard.wait(), 10)
+        assert table.is_held_by(bob.id, bob.session.session)
+        assert bob.session.number is None
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+        await bob.session.close()
+        number = await eventually(lambda: table.ended(bob.id, time.monotonic()))
+        await eventually(lambda: (row := bob.roster.get(bob.id)) and row.session == number)
+        assert bob.session._task is None or bob.session._task.done(), "a row of its own does not take it again"
+    assert table.ended(bob.id, time.monotonic()) == number
+
+
 @pytest.mark.parametrize("end", ["in order", "killed"])
 async def test_a_host_that_starts_again_goes_on_with_its_own_session_at_once(
     pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str

@@ -138,9 +138,10 @@ class SessionLease:
         return None if answer["ended"] is None else int(answer["ended"])
 
     async def close(self) -> None:
-        """Say that it ends, if anybody hears it."""
+        """Release the session, also if `take` was not answered yet: the steward may have granted it."""
+        wanted, self._wanted = self._wanted, False  # a row of ours that comes from now on takes nothing again
         await end_tasks([self._task, self._renewing])
-        if self.number is None or self.superseded.is_set():
+        if not wanted or self.superseded.is_set():
             return
         subject = self.connection.identity.subjects.control("session", self.connection.identity.id)
         with suppress(TidingsError, NatsError, OSError, TimeoutError):
