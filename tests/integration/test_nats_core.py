@@ -31,15 +31,25 @@ authorization { users = [
 
 
 class Server:
-    def __init__(self, folder: Path, more: str = "") -> None:
+    def __init__(self, folder: Path, more: str = "", log_file: Path | None = None) -> None:
         self.port = free_port()
         self._conf = folder / "nats.conf"
-        self._conf.write_text(f'listen: "127.0.0.1:{self.port}"\nmax_payload: 9MB\nmax_pending: 64MB\n{more}\n')
+        self._log_file = f'log_file: "{log_file}"\n' if log_file is not None else ""
+        self._configure(more)
         self._process: subprocess.Popen[bytes] | None = None
+
+    def _configure(self, more: str) -> None:
+        rules = f'listen: "127.0.0.1:{self.port}"\nmax_payload: 9MB\nmax_pending: 64MB\n'
+        self._conf.write_text(f"{rules}{self._log_file}{more}\n")
 
     @property
     def url(self) -> str:
         return f"nats://localhost:{self.port}"
+
+    def reload(self, more: str) -> None:
+        assert self._process is not None
+        self._configure(more)
+        self._process.send_signal(signal.SIGHUP)
 
     def spawn(self) -> None:
         self._process = subprocess.Popen([find_binary(), "-c", self._conf], stderr=subprocess.DEVNULL)
@@ -57,8 +67,10 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(folder: Path, more: str = "", *, greets: bool = True) -> AsyncIterator[Server]:
-    server = Server(folder, more)
+async def serving(
+    folder: Path, more: str = "", *, greets: bool = True, log_file: Path | None = None
+) -> AsyncIterator[Server]:
+    server = Server(folder, more, log_file)
     try:
         await server.start(greets=greets)
         yield server
@@ -124,6 +136,34 @@ async def test_who_stood_still_while_connecting_is_not_refused_and_comes_back(tm
         await server.start()
         await eventually(lambda: not delays and connection.is_connected, within=20)
         await connection.close()
+
+
+async def test_a_good_credential_is_accepted_although_the_server_reloads_while_we_connect(tmp_path: Path) -> None:
+    """nats-server refuses every connection that has not sent CONNECT when it reloads, whatever its credential."""
+    log_file, greeted = tmp_path / "nats.log", 0
+
+    def answer(_info: object) -> dict[str, str]:
+        nonlocal greeted
+        greeted += 1
+        if greeted % 2:
+            before = reloads()
+            server.reload(USERS.replace("users = [", f'users = [ {{ user: "other{greeted}", password: x }}'))
+            deadline = time.monotonic() + 10
+            while reloads() == before and time.monotonic() < deadline:
+                time.sleep(0.01)
+        return {"user": "ada", "pass": "secret"}
+
+    def reloads() -> int:
+        return log_file.read_text().count("Reloaded server configuration")
+
+    async with serving(tmp_path, USERS, log_file=log_file) as server, asyncio.timeout(40):
+        connection = await aio.connect(server.url, auth=lambda: answer)
+        assert (connection.is_connected, greeted) == (True, 2)
+        await connection.close()
+        blocking = await asyncio.to_thread(BlockingConnection.connect, server.url, auth=answer)
+        assert greeted == 4
+        blocking.close()
+        assert log_file.read_text().count("authentication error") == 2, "each was refused once"
 
 
 async def test_a_refused_user_and_a_denied_subject_are_said_at_once(tmp_path: Path) -> None:

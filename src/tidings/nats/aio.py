@@ -516,7 +516,15 @@ def _wake_one(wakes: deque[asyncio.Future[None]]) -> None:
 
 
 async def connect(servers: Servers, *, timeout: float = 5.0, **options: Unpack[Options]) -> Connection:
-    """Open a connection to the first of these servers that takes us. A function is asked at every attempt."""
+    """Open a connection to the first of these servers that takes us. A function is asked at every attempt.
+
+    A refused credential is tried once more before `AuthRefused` is raised.
+    """
     connection = Connection(servers, options)
-    await connection._open_any(timeout)
+    try:
+        await connection._open_any(timeout)
+    except AuthRefused:
+        # nats-server, while it reloads its configuration, refuses every connection that has not sent CONNECT yet,
+        # whatever its credential. A second attempt is not part of that reload.
+        await connection._open_any(timeout)
     return connection

@@ -63,15 +63,21 @@ class BlockingConnection:
         tls_first: bool = False,
         timeout: float = 5.0,
     ) -> Self:
-        """The first of these servers that takes us."""
-        failed: list[ServerFailed] = []
-        for address in parse_addresses(servers):
-            core = Core(name=name, inbox=f"{inbox}.{time.monotonic_ns():x}", auth=auth)
-            try:
-                return cls._open(address, core, tls, tls_first=tls_first or address.tls_first, timeout=timeout)
-            except (NatsError, OSError) as error:
-                failed.append(failure(address, error))
-        raise all_failed(failed)
+        """The first of these servers that takes us. A refused credential is tried once more (see `aio.connect`)."""
+        refused: NatsError | None = None
+        for _ in range(2):
+            failed: list[ServerFailed] = []
+            for address in parse_addresses(servers):
+                core = Core(name=name, inbox=f"{inbox}.{time.monotonic_ns():x}", auth=auth)
+                try:
+                    return cls._open(address, core, tls, tls_first=tls_first or address.tls_first, timeout=timeout)
+                except (NatsError, OSError) as error:
+                    failed.append(failure(address, error))
+            refused = all_failed(failed)
+            if not isinstance(refused, AuthRefused):
+                break
+        assert refused is not None
+        raise refused
 
     @classmethod
     def _open(
