@@ -97,6 +97,11 @@ class LedgerDatabase(Database):
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
             self._note_files(checkpointed=True)
 
+    def _close_writer(self, connection: sqlite3.Connection) -> None:
+        if self._seen() != self._left:  # closing writes the log into the file, so the result must not be used
+            self._refuse()
+        super()._close_writer(connection)
+
     def _note_files(self, *, reopened: bool = False, checkpointed: bool = False) -> bool:
         """Remember the files as they are now, if this process made the difference. Else keep what was remembered, so
         that the next transaction is refused, and return False."""

@@ -52,7 +52,10 @@ def overwrite_log(path: Path) -> None:
     path.with_name(f"{path.name}-wal").write_bytes(b"not a log" * 500)
 
 
-@pytest.mark.parametrize("change", [delete, replace_by_renaming, write_in_place, delete_log, overwrite_log])
+CHANGES = [delete, replace_by_renaming, write_in_place, delete_log, overwrite_log]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_change_during_a_transaction_is_not_mistaken_for_the_change_of_the_transaction(
     database: LedgerDatabase, change: Callable[[Path], None]
 ) -> None:
@@ -69,6 +72,16 @@ def test_a_change_during_a_transaction_is_not_mistaken_for_the_change_of_the_tra
         LedgerDatabase(database.path)
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_after_the_last_transaction_is_noticed_when_the_file_is_closed(
+    database: LedgerDatabase, change: Callable[[Path], None]
+) -> None:
+    change(database.path)
+    database.close()
+    with pytest.raises(StoreBroken, match="rebuild --ledger"):
+        LedgerDatabase(database.path)
+
+
 def test_a_checkpoint_is_not_mistaken_for_a_foreign_change(
     database: LedgerDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,3 +91,7 @@ def test_a_checkpoint_is_not_mistaken_for_a_foreign_change(
         database.write_blocking(add_word)
     assert database.path.stat().st_size > size, "pages reached the file"
     assert database.read_blocking(count_words) == 40
+    database.close()
+    again = LedgerDatabase(database.path)
+    assert again.read_blocking(count_words) == 40
+    again.close()
