@@ -22,6 +22,10 @@ from tidings.space.home import SpaceHome
 from tidings.store.database import Database
 
 log = logging.getLogger(__name__)
+#: commits between two checkpoints
+CHECKPOINT_EVERY = 128
+#: the first bytes of a log, in either byte order of its checksums
+LOG_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 #: what helps whatever is wrong with the file
 ANEW = (
     "Nothing is lost with it that other spaces still have: `tidings link rebuild --ledger` begins a new one, which is "
@@ -47,10 +51,14 @@ class _Seen(NamedTuple):
 
 
 class LedgerDatabase(Database):
-    """Only its writer thread changes the files, and looks before each transaction whether somebody else did."""
+    """Only the writer thread changes the files. It checks before and after each transaction that no other program did.
+
+    A commit appends to the log only: automatic checkpoints are off, and `_end` runs them between transactions. So every
+    change of `links.db` itself during a transaction is foreign, and is not mistaken for our own.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._refused = path.with_name(f"{path.name}.refused")
+        self._refused, self._log_path = path.with_name(f"{path.name}.refused"), path.with_name(f"{path.name}-wal")
         super().__init__(path, MIGRATIONS)
         self._left = self._seen()
 
@@ -66,24 +74,60 @@ class LedgerDatabase(Database):
     def _opened(self, *, again: bool = False) -> sqlite3.Connection:
         if self._refused.exists():
             raise self._foreign()
-        return super()._opened(again=again)
+        connection = super()._opened(again=again)
+        connection.execute("PRAGMA wal_autocheckpoint = 0").close()
+        return connection
 
     def _begun(self) -> sqlite3.Connection:
         if self._seen() != self._left:
-            with suppress(ConfigError):  # a disk without room: this process refuses it all the same
-                write_private(self._refused, f"{self.path} was changed while it was in use\n")
+            self._refuse()
             raise self._foreign()
+        used = self._connection
         try:
             return super()._begun()
         finally:
-            self._left = self._seen()
+            if self._connection is not used:  # the last connection that closes checkpoints, and deletes the log
+                self._note_files(reopened=True)
 
     def _end(self, connection: sqlite3.Connection, group: list[Any]) -> None:
         super()._end(connection, group)
-        self._left = self._seen()
+        if self._note_files() and self.commits % CHECKPOINT_EVERY == 0:
+            # Boundary: a checkpoint that fails is repeated later; until then the log holds its pages.
+            with suppress(sqlite3.Error):
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
+            self._note_files(checkpointed=True)
+
+    def _close_writer(self, connection: sqlite3.Connection) -> None:
+        if self._seen() != self._left:  # closing writes the log into the file, so the result must not be used
+            self._refuse()
+        super()._close_writer(connection)
+
+    def _note_files(self, *, reopened: bool = False, checkpointed: bool = False) -> bool:
+        """Remember the files as they are now, if this process made the difference. Else keep what was remembered, so
+        that the next transaction is refused, and return False."""
+        (file, log_file), (file_now, log_now) = self._left, self._seen()
+        same_file = file_now.inode == file.inode if reopened or checkpointed else file_now == file
+        same_log = reopened or log_file.inode in (None, log_now.inode)
+        if same_file and same_log and self._is_log(log_now):
+            self._left = file_now, log_now
+            return True
+        self._refuse()
+        return False
+
+    def _is_log(self, found: _Seen) -> bool:
+        """Every commit changes size and time of the log, so bytes written over it show in its header only."""
+        if found.inode is None:
+            return True
+        with suppress(OSError), self._log_path.open("rb") as file:
+            return file.read(4) in LOG_MAGIC
+        return False
+
+    def _refuse(self) -> None:
+        with suppress(ConfigError):  # a disk without room: this process refuses it all the same
+            write_private(self._refused, f"{self.path} was changed while it was in use\n")
 
     def _seen(self) -> tuple[_Seen, _Seen]:
-        return _Seen.of(self.path), _Seen.of(self.path.with_name(f"{self.path.name}-wal"))
+        return _Seen.of(self.path), _Seen.of(self._log_path)
 
     def _foreign(self) -> StoreBroken:
         return StoreBroken(

@@ -285,10 +285,13 @@ class Database:
             for start in range(0, len(self._running), GROUP):
                 self._do(self._running[start : start + GROUP])
         if self._connection is not None:
-            # Boundary: what is not in the file itself is in its log, and found there.
-            with suppress(sqlite3.Error):
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
-            self._connection.close()
+            self._close_writer(self._connection)
+
+    def _close_writer(self, connection: sqlite3.Connection) -> None:
+        # Boundary: what is not in the file itself is in its log, and found there.
+        with suppress(sqlite3.Error):
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+        connection.close()
 
     def _queued(self, jobs: list[_Job[Any]]) -> list[_Job[Any]]:
         """These, and those that wait behind them: enough for one commit."""

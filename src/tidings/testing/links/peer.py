@@ -61,6 +61,7 @@ class HostilePeer:
         #: tasks for roles of the other space, and what that told of them
         self.tasks: list[LinkedTask] = []
         self.told_tasks: list[Answer] = []
+        self.last_task_seq = 0
         self.epoch_of_people, self.epoch_of_mail = new_id(), new_id()
 
     def begin_anew(self) -> None:
@@ -136,9 +137,15 @@ class HostilePeer:
         signature = signing.sign(self.agent, origin or self.id, "task", role_elsewhere(role, space), payload)
         return LinkedTask(seq=1, sender=self.agent.id, role=role, sig=signature, payload=payload)
 
+    def clear_tasks(self) -> None:
+        """Empties the task queue. Sequences continue, as in a real queue: the link worker may still report a task that
+        was queued before, and that report must not apply to a new task."""
+        self.tasks, self.told_tasks = [], []
+
     def queue(self, *tasks: LinkedTask) -> None:
         for each in tasks:
-            self.tasks.append(msgspec.structs.replace(each, seq=len(self.tasks) + 1))
+            self.last_task_seq += 1
+            self.tasks.append(msgspec.structs.replace(each, seq=self.last_task_seq))
 
     def _tasks(self, asked: Answer) -> Answer:
         told = {each["seq"] for each in self.told_tasks}

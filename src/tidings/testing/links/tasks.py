@@ -39,7 +39,8 @@ async def _open(stage: LinkStage) -> AsyncIterator[Endpoint]:
     peer = stage.peer
     if not stage.main.home.agent_creds(REVIEWER).exists():
         await stage.main.add(REVIEWER, roles=[ROLE])
-    peer.people, peer.tasks, peer.told_tasks = [], [], []
+    peer.clear_tasks()
+    peer.people = []
     peer.people.append(peer.person("mallory", "tester"))
     peer.epoch_of_people = new_id()
     await stage.agree(roster="on", tasks="on", steward=peer.steward.id)
@@ -107,10 +108,11 @@ async def task_again(stage: LinkStage) -> ProbeOutcome:
         first = peer.task(ROLE, here, [reviewer.id], "once")
         peer.queue(first, first, first)
         await _done(stage, reviewer)
+        task_id = wire_message.decode(first.payload).id
 
         def told() -> bool:
             stage.carried.ask()
-            return any(each["state"] == "done" for each in peer.told_tasks)
+            return any((each["id"], each["state"]) == (task_id, "done") for each in peer.told_tasks)
 
         await eventually(told, within=10, every=0.05, what="its end is told")
         peer.queue(*[first] * 4)
