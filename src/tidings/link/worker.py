@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tidings.errors import TidingsError, UsageError
+from tidings.errors import StoreBusy, TidingsError, UsageError, WorkerUnreachable
 from tidings.link.agreements import definition_of, milliseconds, opened, secret_of, takes_something
 from tidings.link.carrying import CarriedLink
 from tidings.link.destination import LocalLinks, PeerProgress
@@ -25,7 +25,7 @@ from tidings.link.engine import LIVE, Mode
 from tidings.link.events import LinkEvent, Listener, Listeners, PushAdvanced, line_of
 from tidings.link.ledger import BookedLink
 from tidings.link.ledger_file import LedgerDatabase, open_store
-from tidings.link.local_socket import LocalServer
+from tidings.link.local_socket import LocalServer, ask
 from tidings.link.operations import Carrying, LinkOperations, no_access
 from tidings.link.spaces import NatsSpaces, Spaces
 from tidings.link.verifying import ThreadedVerify
@@ -35,6 +35,8 @@ from tidings.wire.rulings import Link
 
 #: seconds between two looks at the records
 LOOK_EVERY = 2.0
+#: seconds within which a command such as `tidings link list`, which opens the ledger while no worker runs, is done
+COMMAND_ENDS = 5.0
 #: seconds a link has to finish what it is at
 DEADLINE = 8.0
 #: seconds after which who follows a link is told how it is, if that changed; and events that wait for a slow one
@@ -83,7 +85,7 @@ class LinkWorker:
 
     async def run(self) -> None:
         """`StoreBusy` if another worker has the ledger; `StoreBroken` once it cannot be used any more."""
-        self._database = await asyncio.to_thread(open_store, self.home)
+        self._database = await self._open_store()
         carrying = Carrying(self._carried.get, lambda link: self._words.get(link, ""), self._set_aside, self._push)
         self._operations = LinkOperations(self.home, self._database, carrying)
         server = LocalServer(self.home.link_socket, self._answer)
@@ -102,6 +104,24 @@ class LinkWorker:
             await self._spaces.close()
             self._verify.close()
             await asyncio.to_thread(self._database.close)
+
+    async def _open_store(self) -> LedgerDatabase:
+        """Opens the ledger. Waits for a command that holds it, but not for another worker, which would keep it."""
+        deadline = time.monotonic() + COMMAND_ENDS
+        while True:
+            try:
+                return await asyncio.to_thread(open_store, self.home)
+            except StoreBusy:
+                if self._stopping.is_set() or time.monotonic() >= deadline or await self._worker_answers():
+                    raise
+            await asyncio.sleep(0.05)
+
+    async def _worker_answers(self) -> bool:
+        try:
+            await ask(self.home.link_socket, "status", within=1.0)
+        except WorkerUnreachable:
+            return False
+        return True
 
     async def _end_all(self) -> None:
         async with self._changing:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from tidings.broker import jwt
-from tidings.errors import BrokerUnreachable, ConflictError, StewardUnreachable, TidingsError
+from tidings.errors import BrokerUnreachable, ConflictError, StewardUnreachable, StoreBusy, TidingsError
 from tidings.link import carrying, ledger
+from tidings.link import worker as worker_module
 from tidings.link.carrying import half_is_over
 from tidings.link.destination import LinkInForce, LocalLinks
 from tidings.link.events import StatusChanged
+from tidings.link.ledger_file import LedgerDatabase, open_store
 from tidings.link.local_socket import ask, follow
 from tidings.link.operations import alone
 from tidings.link.ports import AdmittedAt, Fetched, IndexPage, LinkAdmission, LocalFacts, PeerFacts, Prepare
@@ -197,6 +199,32 @@ async def test_every_link_that_takes_something_in_is_carried_and_all_are_let_go_
         assert await states(home) == {"east": "live", "west": "live"}
     assert [each.closed for each in spaces.sources] == [True, True]
     assert spaces.closed
+
+
+async def test_a_worker_that_starts_waits_for_a_command_that_holds_the_ledger(
+    home: SpaceHome, spaces: MadeUpSpaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tidings link list` opens the ledger itself while no worker runs."""
+    tries: list[SpaceHome] = []
+
+    def counted(place: SpaceHome) -> LedgerDatabase:
+        tries.append(place)
+        return open_store(place)
+
+    monkeypatch.setattr(worker_module, "open_store", counted)
+    command = open_store(home)
+    async with AsyncExitStack() as stack:
+        starting = asyncio.create_task(stack.enter_async_context(running(home, spaces)))
+        try:
+            await eventually(lambda: len(tries) > 1)
+            assert not starting.done()
+        finally:
+            await asyncio.to_thread(command.close)
+        await asyncio.wait_for(starting, 10)
+        before = len(tries)
+        with pytest.raises(StoreBusy, match="one does it at a time"):
+            await LinkWorker(home, spaces).run()
+        assert len(tries) == before + 1, "another worker is not waited for"
 
 
 @pytest.mark.parametrize("carried", [True, False], ids=["worker", "no worker"])
