@@ -25,6 +25,7 @@ from tidings.link.local_socket import ask
 from tidings.link.worker import LinkWorker
 from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.testing.real_space import RealSpace, real_space
+from tidings.testing.waiting import eventually
 from tidings.wire import message as wire_message
 from tidings.wire.subjects import Via
 
@@ -168,7 +169,16 @@ async def until_came(space: RealSpace, texts: list[str], within: float = 30.0) -
     deadline = asyncio.get_running_loop().time() + within
     while (found := await came(space)) != texts and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.05)
-    assert found == texts
+    assert found == texts, f"{found} came"
+
+
+async def until_recorded(space: RealSpace, counts: dict[str, int], link: str = LINK) -> None:
+    """The ledger has exactly these dispositions. The worker commits them after the log has the messages."""
+
+    async def found() -> bool:
+        return bool((await status(space, link, whole=True))["ledger"]["counts"] == counts)
+
+    await eventually(found, within=30, what=f"the ledger has {counts}")
 
 
 async def said(space: RealSpace, name: str, *texts: str) -> None:

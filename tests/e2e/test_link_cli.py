@@ -76,6 +76,8 @@ def test_up_carries_a_link_from_the_moment_it_is_agreed_until_it_is_removed(term
     until(lambda: is_live(terminal) and is_live(terminal, *ACME))
     done(terminal, "send", "general", "hello over there")
     until(lambda: heard(terminal, "me@main: hello over there", *ACME))
+    # the worker writes to its ledger after the log has the message
+    until(lambda: "records\t1 let in" in done(terminal, "link", "show", "main", *ACME))
     assert "main live" in done(terminal, "status", *ACME)
     assert json.loads(done(terminal, "status", "--json"))["links"]["links"] == [{"space": "acme", "state": "live"}]
 

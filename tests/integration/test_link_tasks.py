@@ -385,7 +385,7 @@ async def _known_at_host(agent: Any) -> bool:
         await agent.ask("nobody@acme", "x")
     except UnknownPeer as error:
         return "holds the role nobody" in str(error)
-    except DeniedError:
+    except (DeniedError, PeerUnheard):
         return False
     return False
 

@@ -282,14 +282,17 @@ def _named(task: BookedTask) -> dict[str, Any]:
 
 
 def _fitting(tasks: Sequence[_Fetched], here: OpenTasks) -> list[_Fetched]:
-    """Of each asker, and for each role, as many as may be open here."""
-    askers, roles, found = Counter(here.askers), Counter(here.roles), list[_Fetched]()
+    """Of each asker, and for each role, as many as may be open here; each task once.
+
+    The message id changes every minute, so the broker does not recognise a copy that is queued in the next minute.
+    """
+    askers, roles, found = Counter(here.askers), Counter(here.roles), dict[tuple[str, str], _Fetched]()
     for each in tasks:
         sender, role = each.task.sender, each.task.role
-        if askers[sender] < MOST_EACH and roles[role] < MOST_OF_ROLE:
+        if each.key not in found and askers[sender] < MOST_EACH and roles[role] < MOST_OF_ROLE:
             askers[sender], roles[role] = askers[sender] + 1, roles[role] + 1
-            found.append(each)
-    return found
+            found[each.key] = each
+    return list(found.values())
 
 
 def _in_parts(row: dict[str, Any]) -> list[dict[str, Any]]:

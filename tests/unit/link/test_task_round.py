@@ -1,5 +1,8 @@
 """Tasks over a link, by seeds: every task has its end where it was asked, and is begun once."""
 
+import itertools
+from collections.abc import Mapping
+
 import pytest
 
 from tidings.link import task_book, task_round
@@ -42,6 +45,24 @@ def test_the_lives_hold_what_they_are_meant_to(monkeypatch: Patch) -> None:
     assert begun > 400
     assert forgotten > 5
     assert dead > 20
+
+
+async def test_a_task_that_one_page_holds_several_times_is_queued_once_as_a_minute_ends(monkeypatch: Patch) -> None:
+    minutes = itertools.count(1)
+    monkeypatch.setattr(task_round, "_now", lambda: next(minutes) * 60_000)
+    world = TaskWorld(0)
+    world.faulty, world.refused = False, set()
+    queued: list[str] = []
+    put_task = world.here.put_task
+
+    async def put(role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> int:
+        queued.append(headers["Nats-Msg-Id"])
+        return await put_task(role, sender, payload, headers)
+
+    monkeypatch.setattr(world.here, "put_task", put)
+    world.there.queue = [linked_tasks.TASKS[0]] * 3
+    await world.round.run()
+    assert len(queued) == 1
 
 
 def _never_told(monkeypatch: Patch) -> None:
