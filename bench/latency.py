@@ -32,7 +32,6 @@ from measuring import note, report
 from reading import records_of
 from tidings.broker.acks import ACK
 from tidings.broker.jetstream_api import EPOCH_KEY
-from tidings.broker.private_files import private_dir
 from tidings.endpoint.mailbox import pull
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import DeliverBatch
@@ -41,6 +40,7 @@ from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.pipeline.planning import Delivered
 from tidings.testing.processes import child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
+from tidings.util.private_files import private_dir
 from tidings.wire.frames import decode_frame
 from tidings.wire.keys import KeyPair
 

@@ -32,7 +32,6 @@ from starlette.routing import Route
 
 from blocking_host import HostClient
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
-from tidings.broker.private_sockets import bind
 from tidings.host.compose import SendRequest, compose_request
 from tidings.host.daemon import Daemon
 from tidings.host.host import Host, Scope, _draft
@@ -41,6 +40,7 @@ from tidings.host.outbox import Draft
 from tidings.host.sockets import socket_path
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
+from tidings.util.private_sockets import bind
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 

@@ -12,8 +12,8 @@ from tidings.broker import grants, jwt
 from tidings.broker.blocking import WorkerConnection
 from tidings.broker.client import Connection, connect
 from tidings.broker.config import BrokerConfig
-from tidings.broker.private_files import write_private
 from tidings.testing.cluster import Cluster
+from tidings.util.private_files import write_private
 from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair
 from tidings.wire.subjects import Subjects
 

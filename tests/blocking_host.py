@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode
 
 from tidings import __version__
-from tidings.backoff import Backoff
-from tidings.broker.private_sockets import connect, peer_uid
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConfigError,
@@ -38,6 +36,8 @@ from tidings.errors import (
 from tidings.host.proof import prove
 from tidings.host.session_file import SessionFile
 from tidings.host.sockets import socket_path
+from tidings.util.backoff import Backoff
+from tidings.util.private_sockets import connect, peer_uid
 from tidings.wire.ids import new_id
 from tidings.wire.message import check_said
 from tidings.wire.names import unmarked

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from blocking_host import Event, HostClient, Session
-from tidings.broker.private_sockets import connect
 from tidings.endpoint.identity import local_identity
 from tidings.host.daemon import Daemon
 from tidings.host.http_server import PeerChecked
 from tidings.host.sockets import socket_path
 from tidings.testing.real_space import RealSpace
+from tidings.util.private_sockets import connect
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -26,7 +26,6 @@ import pytest
 import tidings
 from carried_links import agree, worker
 from linked_spaces import LINK, text_of
-from tidings.backoff import Backoff
 from tidings.endpoint.connecting import connect_directly
 from tidings.link import engine, rounds
 from tidings.link.agreements import last_row
@@ -40,6 +39,7 @@ from tidings.space.link_peers import PeerAccess
 from tidings.testing.proxy import FaultProxy, fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
+from tidings.util.backoff import Backoff
 from tidings.wire import message as wire_message
 from tidings.wire.subjects import Chat, Via
 

@@ -16,9 +16,9 @@ from tidings.host import outbox_horizon as horizon
 from tidings.host import outbox_transitions as moves
 from tidings.host.inbox import Arrival
 from tidings.host.outbox_transitions import Draft, Lane, LogPosition, Terms
+from tidings.host.outcomes import Outcome
 from tidings.host.schema import MIGRATIONS
-from tidings.store.database import Database
-from tidings.store.outcomes import Outcome
+from tidings.util.database import Database
 
 NOW = 1_700_000_000_000
 TERMS = Terms("run 1", luck=lambda: 0.5)

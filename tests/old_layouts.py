@@ -8,10 +8,10 @@ from typing import Any
 
 from tidings.broker import jwt
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import read_private, write_private
 from tidings.broker.resolver import write_tokens
 from tidings.space.agents import Ledger
 from tidings.space.home import SpaceHome
+from tidings.util.private_files import read_private, write_private
 from tidings.wire.keys import KeyPair
 
 FIRST = Path(__file__).parent / "fixtures" / "layout-v1.json"

@@ -158,7 +158,7 @@ async def required_host(home: Path) -> HostClient:
 
 def host_process(home: Path) -> str | None:
     """The process that is the host of this home, whether or not it answers: `pid 1234`."""
-    from tidings.broker.private_files import lock_holder
+    from tidings.util.private_files import lock_holder
 
     found = lock_holder(home / "run" / "host.lock")
     return None if found is None else found.split(" (")[0]

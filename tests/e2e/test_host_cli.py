@@ -25,7 +25,6 @@ from blocking_host import HostClient, Session
 from command_lines import parse
 from daemons import Follower, ask, daemon_in, session_of
 from terminal import Terminal
-from tidings.broker.private_files import lock_holder, private_dir
 from tidings.cli import connection, systemd
 from tidings.cli import inbox as inbox_cli
 from tidings.host import endpoint as host_endpoint
@@ -36,9 +35,10 @@ from tidings.host.http_server import PeerChecked
 from tidings.host.schema import MIGRATIONS
 from tidings.host.session_file import VARIABLE, SessionFile, own_file
 from tidings.host.sockets import socket_path
-from tidings.store.snapshot import look
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.util.database_snapshot import look
+from tidings.util.private_files import lock_holder, private_dir
 from tidings.wire.frames import Lost
 from tidings.wire.ids import new_id
 from tools.frames import stub_pipeline

@@ -483,6 +483,6 @@ async def test_what_a_killed_host_had_promised_is_in_its_file(terminal: Terminal
 
 
 def is_held(home: Path) -> bool:
-    from tidings.broker.private_files import lock_pid
+    from tidings.util.private_files import lock_pid
 
     return lock_pid(home / "run" / "host.lock") is not None

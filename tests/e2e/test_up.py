@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from terminal import Terminal
-from tidings.broker.private_files import lock_holder
+from tidings.util.private_files import lock_holder
 
 
 def until(condition: Callable[[], bool], within: float = 30.0) -> None:

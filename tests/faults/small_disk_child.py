@@ -21,7 +21,7 @@ from tidings.errors import TidingsError
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.schema import MIGRATIONS
-from tidings.store.database import Database
+from tidings.util.database import Database
 
 SIZE, BALLAST, MESSAGE = 1_310_720, 300_000, 20_000
 UNTIL_FULL = 200

@@ -13,7 +13,6 @@ import pytest
 import tidings
 from foreign import bundle_of
 from hosting import Clock, adopt, has_texts, host_in, texts_of
-from tidings.backoff import Backoff
 from tidings.broker import jwt
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, OutcomeUnknown, UnreachableError
@@ -25,6 +24,7 @@ from tidings.testing.history import History
 from tidings.testing.proxy import FaultProxy, fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
+from tidings.util.backoff import Backoff
 from tidings.wire.ids import new_id
 
 HERE = "127.0.0.2"

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tidings.broker.disk import DiskReserve
-from tidings.broker.private_files import locked
 from tidings.steward.status import UNHEALTHY, UNREACHABLE, collect
 from tidings.testing.processes import pause, steward_child
 from tidings.testing.real_space import RealSpace
+from tidings.util.private_files import locked
 
 
 async def test_a_steward_that_is_there_and_does_not_answer_is_unhealthy(space: RealSpace) -> None:

@@ -13,7 +13,6 @@ import pytest
 from carried_links import came, status, worker_process
 from failing_links import FailingLinks, failing_links, look_soon
 from linked_spaces import LINK
-from tidings.backoff import Backoff
 from tidings.broker.disk import DiskReserve, Room
 from tidings.cli.main import main as tidings_command
 from tidings.link import engine
@@ -21,6 +20,7 @@ from tidings.link.operations import alone
 from tidings.link.paging import PAGE_RECORDS
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.util.backoff import Backoff
 
 
 @pytest.fixture(autouse=True)

@@ -32,10 +32,10 @@ from tidings.host import outbox_views as views
 from tidings.host.inbox import KeepResult
 from tidings.host.outbox_transitions import Accepted, Lane, Leased, LogPosition, Terms
 from tidings.host.outbox_views import OutboxRow
+from tidings.host.outcomes import Outcome
 from tidings.host.schema import MIGRATIONS
-from tidings.store import database as module
-from tidings.store.database import Database
-from tidings.store.outcomes import Outcome
+from tidings.util import database as module
+from tidings.util.database import Database
 from tools.power import LUCKS, PowerDisk
 
 Job = Callable[[sqlite3.Connection], Any]

@@ -24,7 +24,7 @@ from tidings.errors import StoreReadOnly
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.schema import MIGRATIONS
-from tidings.store.database import Database
+from tidings.util.database import Database
 
 CHILD = Path(__file__).parent / "small_disk_child.py"
 SPACE_CHILD = Path(__file__).parent / "full_disk_child.py"

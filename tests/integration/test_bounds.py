@@ -11,8 +11,6 @@ import pytest
 
 import tidings
 from tidings.broker import client as broker
-from tidings.broker.aio import end_tasks
-from tidings.broker.private_files import write_private
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, DeniedError
 from tidings.space.agents import AgentFile, Ledger
@@ -22,6 +20,8 @@ from tidings.steward.watcher import Breach, Watcher
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.security.actor import line
 from tidings.testing.waiting import eventually
+from tidings.util.private_files import write_private
+from tidings.util.task_ends import end_tasks
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tools.attacks import ATTACKS, Attacker

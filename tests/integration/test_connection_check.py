@@ -13,7 +13,6 @@ import pytest
 
 from tidings.broker.certificate_files import CertificateFiles
 from tidings.broker.certificates import ensure_certificates
-from tidings.broker.private_files import write_private
 from tidings.broker.server import free_port
 from tidings.endpoint import connection_check
 from tidings.endpoint.connecting import find_identity
@@ -21,6 +20,7 @@ from tidings.endpoint.connection_check import check_connection
 from tidings.endpoint.identity import Identity
 from tidings.nats.address import trusting
 from tidings.testing.real_space import RealSpace, real_space
+from tidings.util.private_files import write_private
 
 HERE = "127.0.0.2"
 

@@ -14,7 +14,6 @@ import pytest
 
 import tidings
 from tidings.broker.acks import NAK, DeliveryInfo
-from tidings.broker.aio import end_tasks
 from tidings.endpoint import frame_mailbox, mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.mailbox import pull
@@ -24,6 +23,7 @@ from tidings.steward import backstop
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.util.task_ends import end_tasks
 from tidings.wire.frames import Lost, encode_frame
 from tools.frames import StubPipeline, blocks_of, stub_pipeline
 

@@ -12,7 +12,6 @@ import pytest
 
 import tidings
 from tidings.broker.acks import ACK, DeliveryInfo, parse_delivery
-from tidings.broker.aio import end_tasks
 from tidings.endpoint import mailbox as endpoint_mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.mailbox import pull
@@ -23,6 +22,7 @@ from tidings.testing.history import History
 from tidings.testing.processes import child
 from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually
+from tidings.util.task_ends import end_tasks
 from tidings.wire import signing
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair

@@ -15,7 +15,6 @@ from inviting import attend
 from tidings.broker import grants, jwt
 from tidings.broker.client import Connection
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import write_private
 from tidings.endpoint.accepting import accept
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, BrokerUnreachable, ConfigError, TidingsError, UnreachableError, UsageError
@@ -30,6 +29,7 @@ from tidings.space.pushing import problems, push_to_all, system_user
 from tidings.steward.token_keeper import TokenKeeper
 from tidings.testing.real_space import RealSpace, _provisioned
 from tidings.testing.waiting import eventually
+from tidings.util.private_files import write_private
 from tidings.wire.invitations import parse_invitation
 
 pytestmark = pytest.mark.timeout(120)

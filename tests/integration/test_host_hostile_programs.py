@@ -18,8 +18,6 @@ import pytest
 import tidings
 from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
-from tidings.broker.private_files import locked
-from tidings.broker.private_sockets import connect
 from tidings.endpoint.identity import Identity, local_identity
 from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, NoSession, TidingsError, UsageError
 from tidings.host import http_api, http_server, routes_events, routes_operator, sessions
@@ -28,6 +26,8 @@ from tidings.host.sockets import socket_path
 from tidings.space import agents as agent_files
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.util.private_files import locked
+from tidings.util.private_sockets import connect
 from tidings.wire.keys import KeyPair
 
 

@@ -24,7 +24,6 @@ import tidings
 from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from hosted import break_trigger, mend_trigger
-from tidings.broker.private_sockets import connect
 from tidings.cli import examination, running
 from tidings.cli.host import look
 from tidings.cli.main import main
@@ -49,9 +48,10 @@ from tidings.host.http_api import MAX_BODY
 from tidings.host.registry import Scope
 from tidings.host.sockets import socket_path
 from tidings.space.settings import Settings
-from tidings.store.database import Database
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.util.database import Database
+from tidings.util.private_sockets import connect
 from tidings.wire.ids import new_id
 
 
@@ -688,7 +688,7 @@ def no_room(database: Database) -> Iterator[None]:
 def read_only(database: Database) -> Iterator[None]:
     """Nothing can be written, by this connection or by one that is opened after it."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tidings.store.database.WRITER_MODE", "ro")
+        patched.setattr("tidings.util.database.WRITER_MODE", "ro")
         database.write_blocking(lambda c: c.execute("PRAGMA query_only = ON").close(), 10)
         yield
 

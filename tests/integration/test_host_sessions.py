@@ -17,7 +17,6 @@ import pytest
 from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from terminal import Terminal
-from tidings.broker.private_sockets import peer_uid
 from tidings.endpoint.identity import local_identity
 from tidings.errors import (
     ConfigError,
@@ -36,6 +35,7 @@ from tidings.host.session_file import SessionFile
 from tidings.host.sockets import socket_path
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.util.private_sockets import peer_uid
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 

@@ -8,8 +8,7 @@ import pytest
 
 from old_layouts import make_first
 from terminal import Terminal
-from tidings import failpoints
-from tidings.broker import grants, jwt, private_files, streams
+from tidings.broker import grants, jwt, streams
 from tidings.broker.client import connect
 from tidings.broker.keyring import Keyring
 from tidings.errors import AuthRevoked, BrokerUnreachable
@@ -17,6 +16,7 @@ from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT, migrate
 from tidings.testing.real_space import RealSpace, real_space
+from tidings.util import failpoints, private_files
 
 
 async def let_in(space: RealSpace, creds: str) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from linked_spaces import LINK, linked, say, unlinked
-from tidings.broker.private_files import write_private
 from tidings.errors import TidingsError
 from tidings.link import ledger as books
 from tidings.link.definition import LinkDefinition
@@ -20,9 +19,10 @@ from tidings.link.running import LoopClock, RunningDirection
 from tidings.link.schema import MIGRATIONS
 from tidings.link.source import PeerSource
 from tidings.nats.errors import NatsError
-from tidings.store.database import Database
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
+from tidings.util.database import Database
+from tidings.util.private_files import write_private
 from tidings.wire import message as wire_message
 from tidings.wire.links import GapKind, authorization_epoch
 from tidings.wire.rulings import Link

@@ -13,7 +13,6 @@ import pytest
 from linked_spaces import LINK, is_signed, linked, peer_of, say, texts, unlinked, worker_of
 from tidings.broker import jwt
 from tidings.broker.disk import DiskReserve, Room
-from tidings.broker.private_files import write_private
 from tidings.errors import (
     AuthRevoked,
     EndedThere,
@@ -32,6 +31,7 @@ from tidings.link.source import PeerSource
 from tidings.steward import link_handlers, link_wakes
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
+from tidings.util.private_files import write_private
 from tidings.wire import message as wire_message
 from tidings.wire.digests import Digest, RecordIdentity, item_hash, payload_hash
 from tidings.wire.links import LinkedRecord, Token

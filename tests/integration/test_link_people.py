@@ -11,7 +11,6 @@ import pytest
 import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker
 from linked_spaces import LINK, peer_of, unlinked
-from tidings.broker.private_files import write_private
 from tidings.cli.main import main
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeniedError, UnknownPeer
@@ -21,6 +20,7 @@ from tidings.space.link_peers import LinkPeers
 from tidings.steward import linked_people
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.util.private_files import write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.people import MOST_ROLES, Statement, read_people, read_statement
 

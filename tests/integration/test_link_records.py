@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked
-from tidings import failpoints
 from tidings.broker import jwt
 from tidings.broker.client import connect
 from tidings.cli.link_status import look
@@ -22,6 +21,7 @@ from tidings.steward import children, link_records
 from tidings.steward.watcher import LINKED, MOST_LINKED, Watcher
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
+from tidings.util import failpoints
 from tidings.wire.ids import new_id
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.rulings import Link

@@ -160,7 +160,7 @@ def port_is_free(home: SpaceHome) -> bool:
 
 
 async def test_a_space_that_runs_is_not_moved(home: SpaceHome, alone: Administrator) -> None:
-    from tidings.broker.private_files import locked
+    from tidings.util.private_files import locked
 
     with locked(home.up_lock, "tidings up"), pytest.raises(SpaceBusy, match="`tidings down` first"):
         await move_out(home, alone.url, keys(alone, home), None, lambda _: None)

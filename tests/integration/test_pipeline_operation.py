@@ -319,7 +319,7 @@ async def test_n20_who_info_join_and_inbox_say_how_late_durable_copies_are(
 async def test_a_pipeline_that_dies_is_started_again_with_growing_pauses_and_its_reason_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.backoff.random.random", lambda: 0.5)  # no jitter
+    monkeypatch.setattr("tidings.util.backoff.random.random", lambda: 0.5)  # no jitter
     home = SpaceHome(tmp_path / "home", "main")  # there is no such space: the child says so and ends
     home.make()
     notes: list[dict[str, Any]] = []

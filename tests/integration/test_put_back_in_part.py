@@ -6,11 +6,11 @@ import pytest
 
 from tidings.broker import jwt
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import write_private
 from tidings.errors import AuthRevoked
 from tidings.space.moving import _core
 from tidings.steward.supervisor import Supervisor, UpOptions
 from tidings.testing.real_space import RealSpace
+from tidings.util.private_files import write_private
 from tidings.wire.keys import ACCOUNT, KeyPair
 
 

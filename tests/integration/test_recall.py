@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tidings.broker import jwt
-from tidings.broker.private_files import write_private
 from tidings.errors import AuthRevoked
 from tidings.space import recall
 from tidings.space.agents import AgentFile, Issued, Ledger
 from tidings.space.home import SpaceHome
 from tidings.space.recall import is_older
 from tidings.testing.real_space import RealSpace, real_space
+from tidings.util.private_files import write_private
 
 
 class Backup:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.backoff import Backoff
 from tidings.broker.jetstream_api import ApiError
 from tidings.endpoint import redelivery
 from tidings.endpoint.connecting import connect_directly
@@ -16,6 +15,7 @@ from tidings.steward import backstop, dead_letters
 from tidings.steward.dead_letters import Letter
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
+from tidings.util.backoff import Backoff
 from tools.frames import stub_pipeline
 
 QUICK = tidings.Retry(attempts=3, first=0.02)

@@ -10,13 +10,13 @@ import pytest
 
 import tidings
 from tidings.broker.jetstream_api import EPOCH_KEY
-from tidings.broker.private_files import write_private
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed, UsageError
 from tidings.space.log import fold_log
 from tidings.steward.service import Steward
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
+from tidings.util.private_files import write_private
 from tidings.wire.keys import KeyPair
 
 

@@ -16,7 +16,6 @@ from tidings.broker.certificate_files import CertificateFiles
 from tidings.broker.certificates import ensure_certificates
 from tidings.broker.client import connect
 from tidings.broker.jwt import split_credentials
-from tidings.broker.private_files import write_private
 from tidings.broker.server import Broker, free_port
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.connection_check import check_connection
@@ -27,6 +26,7 @@ from tidings.space.creation import broker_config
 from tidings.testing.proxy import FaultProxy, fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
+from tidings.util.private_files import write_private
 
 HERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
 

@@ -21,7 +21,6 @@ from tidings.broker.certificates import ensure_certificates
 from tidings.broker.client import connect
 from tidings.broker.jwt import credentials, split_credentials
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import write_private
 from tidings.broker.server import free_port
 from tidings.endpoint.connecting import connect_directly, find_identity
 from tidings.endpoint.connection_check import check_connection
@@ -33,6 +32,7 @@ from tidings.space.listening import address_for
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
+from tidings.util.private_files import write_private
 from tidings.wire.invitations import Trust
 
 HERE = "127.0.0.2"

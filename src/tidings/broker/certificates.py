@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tidings.broker.certificate_files import CertificateFiles, server_name
-from tidings.broker.private_files import check_private, private_dir, read_private, write_private
 from tidings.errors import ConfigError
+from tidings.util.private_files import check_private, private_dir, read_private, write_private
 
 BACKDATED = timedelta(days=1)
 AUTHORITY_FOR = timedelta(days=20 * 365)

@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 
 from tidings.broker.client import Connection
-from tidings.broker.private_files import private_dir, write_private
 from tidings.errors import BrokerFailed
 from tidings.nats.errors import NatsError
+from tidings.util.private_files import private_dir, write_private
 
 
 def write_tokens(folder: Path, tokens: dict[str, str]) -> None:

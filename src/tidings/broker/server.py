@@ -23,9 +23,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tidings.broker.config import BrokerConfig
-from tidings.broker.private_files import write_private
 from tidings.errors import BrokerFailed, PrerequisiteMissing
 from tidings.nats.address import Address, nearest
+from tidings.util.private_files import write_private
 
 MINIMUM_VERSION = (2, 15, 0)
 PORT_RANGE = (14_222, 32_000)

@@ -389,7 +389,7 @@ def _unread_at_host(where: Place, row: Issued) -> str:
     """What the host of this home received for a key and nobody read: it is kept under that key."""
     from tidings.host.inbox import unread_of
     from tidings.host.schema import MIGRATIONS
-    from tidings.store.snapshot import look
+    from tidings.util.database_snapshot import look
 
     file = where.home.home / "host.db"
     if row.state not in LIVE or not file.exists():
@@ -421,8 +421,8 @@ def import_agent(
 
       tidings who --space main --as ada
     """
-    from tidings.broker.private_files import private_dir, read_private, write_private
     from tidings.endpoint.identity import bundle_identity
+    from tidings.util.private_files import private_dir, read_private, write_private
 
     found = bundle_identity(file.absolute())
     where = place(found.subjects.space, home, found.name)
@@ -559,8 +559,8 @@ def export(
 
       tidings agent export ada --url tls://10.0.0.7 --url tls://mesh.example:4222 -o ada.tidings.json
     """
-    from tidings.broker.private_files import read_private, write_private
     from tidings.space.listening import address_for
+    from tidings.util.private_files import read_private, write_private
 
     where = place(space, home)
     info = where.home.read_info()

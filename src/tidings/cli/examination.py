@@ -212,7 +212,7 @@ def _installed(name: str) -> bool:
 
 
 def _space(home: SpaceHome, nats_server: str | None) -> Iterator[Finding]:
-    from tidings.broker.private_files import lock_holder
+    from tidings.util.private_files import lock_holder
 
     what = f"space {home.name}"
     try:

@@ -69,7 +69,7 @@ def _run(home: Path) -> None:
 
 
 def _detach(home: Path) -> None:
-    from tidings.broker.private_files import private_dir
+    from tidings.util.private_files import private_dir
 
     private_dir(home)
     said = private_dir(home / "logs") / "host.out"
@@ -188,7 +188,7 @@ def _end(home: Path, pid: int) -> None:
 
 def _pid(home: Path) -> int | None:
     """The process that holds the host's lock; a host that hangs is one too."""
-    from tidings.broker.private_files import lock_pid
+    from tidings.util.private_files import lock_pid
 
     return lock_pid(home / "run" / "host.lock")
 

@@ -228,7 +228,7 @@ def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) 
     from tidings.host import serialise
     from tidings.host.directory import names_in
     from tidings.host.schema import MIGRATIONS
-    from tidings.store.snapshot import look
+    from tidings.util.database_snapshot import look
 
     key = _key(where)
     wanted = store.Wanted(unread=True, channel=channel, limit=count)
@@ -403,7 +403,7 @@ def _aside_in_file(where: Place) -> list[Message]:
     from tidings.host import inbox as store
     from tidings.host import serialise
     from tidings.host.schema import MIGRATIONS
-    from tidings.store.snapshot import look
+    from tidings.util.database_snapshot import look
 
     mine = (where.space_id, _key(where).id)
     found: list[store.Aside] = []
@@ -418,8 +418,8 @@ def _aside_in_file(where: Place) -> list[Message]:
 
 def _key(where: Place) -> KeyPair:
     from tidings.broker import jwt
-    from tidings.broker.private_files import read_private
     from tidings.endpoint.identity import imported_identity
+    from tidings.util.private_files import read_private
 
     if (imported := imported_identity(where.home, where.agent)) is not None:
         return imported.key

@@ -103,7 +103,7 @@ class Place:
         if (imported := self._imported()) is not None:
             return imported.id
         from tidings.broker import jwt
-        from tidings.broker.private_files import read_private
+        from tidings.util.private_files import read_private
 
         path = self.home.agent_creds(self.agent)
         return jwt.split_credentials(read_private(path))[1].id if path.exists() else None

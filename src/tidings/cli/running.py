@@ -342,7 +342,7 @@ def down(space: SpaceOption = None, home: HomeOption = None) -> None:
 
       tidings down --space lab
     """
-    from tidings.broker.private_files import lock_pid
+    from tidings.util.private_files import lock_pid
 
     where = place(space, home)
     where.home.read_info()
@@ -363,7 +363,7 @@ def down(space: SpaceOption = None, home: HomeOption = None) -> None:
 
 
 def _wait_until_gone(where: Place, pid: int) -> None:
-    from tidings.broker.private_files import lock_pid
+    from tidings.util.private_files import lock_pid
 
     deadline = time.monotonic() + STOP_TIMEOUT
     while lock_pid(where.home.up_lock) is not None or _lives(pid):

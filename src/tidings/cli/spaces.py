@@ -41,8 +41,8 @@ def list_all(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
       tidings space list
     """
-    from tidings.broker.private_files import lock_holder
     from tidings.space.home import SpaceHome, list_spaces
+    from tidings.util.private_files import lock_holder
 
     where = place(None, home)
     found = [SpaceHome(where.home.home, name) for name in list_spaces(where.home.home)]
@@ -208,7 +208,7 @@ def install(space: SpaceOption = None, home: HomeOption = None) -> None:
 
 def _running(where: Place) -> int | None:
     """The process that keeps it up, if one does."""
-    from tidings.broker.private_files import lock_holder
+    from tidings.util.private_files import lock_holder
 
     return where.home.read_state().get("pid") if lock_holder(where.home.up_lock) else None
 

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidings.broker.aio import end_tasks
 from tidings.cli import output
 from tidings.errors import UnhealthyError
+from tidings.util.task_ends import end_tasks
 
 if TYPE_CHECKING:
     from tidings.endpoint.notices import Notice

@@ -19,12 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tidings.backoff import Backoff
 from tidings.broker import jwt
 from tidings.broker.certificate_files import server_name
 from tidings.broker.client import close_quietly, connect
 from tidings.broker.invitation_token import token_of
-from tidings.broker.private_files import locked, private_dir, read_private, write_private
 from tidings.endpoint.identity import Identity, bundle_identity
 from tidings.errors import (
     AuthRevoked,
@@ -42,6 +40,8 @@ from tidings.nats.errors import ProtocolError
 from tidings.nats.proxy import END, MAX_ANSWER, check_tunnel, proxy_for, tunnel_request
 from tidings.space.control import ControlClient
 from tidings.space.home import SpaceHome
+from tidings.util.backoff import Backoff
+from tidings.util.private_files import locked, private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, Trust, acceptance, check_kind
 from tidings.wire.keys import KeyPair
 from tidings.wire.operations import ACCEPT_WAIT

@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
 from tidings.endpoint import notices
 from tidings.endpoint.backfill import Backfill, LogReader
@@ -37,6 +36,7 @@ from tidings.errors import (
     TidingsError,
     UnreachableError,
 )
+from tidings.util.task_ends import end_tasks
 from tidings.wire.ids import new_id
 from tidings.wire.marks import Stamp
 from tidings.wire.names import check_pattern, is_channel

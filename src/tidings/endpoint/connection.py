@@ -16,14 +16,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection, connect
 from tidings.broker.jwt import split_credentials
 from tidings.endpoint.identity import Identity
 from tidings.errors import AuthRevoked, ConnectionLost, Reconnecting, StewardUnreachable, TidingsError, UntrustedServer
 from tidings.nats.errors import NatsError, NoResponders
 from tidings.space.control import read_answer, request_body
+from tidings.util.backoff import Backoff
+from tidings.util.task_ends import end_tasks
 
 State = Literal["starting", "ready", "reconnecting", "stopped"]
 #: a broker that answers again is found within five seconds, the attempt itself included

@@ -21,11 +21,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Incoming
 from tidings.errors import AmbiguousPeer, DeniedError, PeerUnheard, TidingsError, UnknownPeer
+from tidings.util.task_ends import end_tasks
 from tidings.wire.message import Mention, Message, Sender
 from tidings.wire.names import foreign_name, role_elsewhere, short_id, shown_space, split_role
 from tidings.wire.roster import Agent

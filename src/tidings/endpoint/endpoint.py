@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tidings.broker.aio import end_tasks
 from tidings.endpoint import notices
 from tidings.endpoint.backfill import LogReader, Reached
 from tidings.endpoint.channels import Channels
@@ -50,6 +49,7 @@ from tidings.errors import (
     TidingsError,
     UsageError,
 )
+from tidings.util.task_ends import end_tasks
 from tidings.wire import message as wire
 from tidings.wire.message import Mention, Message, Part, Sender, check_list, check_said
 from tidings.wire.names import check_channel, is_agent_id, unmarked

@@ -22,9 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tidings.broker.acks import ACK_WAIT, DeliveryInfo
-from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
-from tidings.broker.private_files import write_private
 from tidings.endpoint.block_reader import AT_ONCE, BlockReader
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.mailbox import REFUSED_PAUSE, AgentMailbox, PendingAck
@@ -39,7 +37,9 @@ from tidings.errors import (
     UnhealthyError,
     UnreachableError,
 )
-from tidings.failpoints import reach
+from tidings.util.failpoints import reach
+from tidings.util.private_files import write_private
+from tidings.util.task_ends import end_tasks
 from tidings.wire.frames import Block, Frame, FrameRecord, Lost, Ref, decode_frame, open_block, without_keys
 
 if TYPE_CHECKING:

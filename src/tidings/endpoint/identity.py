@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidings.broker import jwt
-from tidings.broker.private_files import check_private, read_plain, read_private, write_private
 from tidings.errors import ConfigError, ConflictError, TidingsError, UsageError, WireError
 from tidings.nats.address import moved, parse_addresses, shown, with_authority
 from tidings.space.home import SpaceHome
 from tidings.space.provisioning import ensure_agent
+from tidings.util.private_files import check_private, read_plain, read_private, write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import check_agent_name, check_token
 from tidings.wire.subjects import Subjects

@@ -23,9 +23,7 @@ from typing import Any
 
 import msgspec
 
-from tidings import failpoints
 from tidings.broker import jwt
-from tidings.broker.private_files import locked, private_dir, read_private, write_private
 from tidings.endpoint.accepting import Tell, addresses_of, ask, where_of
 from tidings.errors import AuthRevoked, ConfigError, ConflictError, DeniedError, UsageError, WireError
 from tidings.nats.address import parse_addresses
@@ -36,6 +34,8 @@ from tidings.space.link_ledger import LinkLedger
 from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.space.linking import Linker, terms_of
 from tidings.space.listening import address_for
+from tidings.util import failpoints
+from tidings.util.private_files import locked, private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, check_kind, is_loopback
 from tidings.wire.keys import KeyPair
 from tidings.wire.link_terms import (

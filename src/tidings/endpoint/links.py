@@ -22,11 +22,11 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
 from tidings.endpoint.connection import AgentConnection
 from tidings.errors import OutcomeUnknown, StewardUnreachable, TidingsError, UnreachableError, WireError
 from tidings.space.rulebook import Timeline
+from tidings.util.task_ends import end_tasks
 from tidings.wire.envelope import ClaimedOrigin
 from tidings.wire.headers import Fields
 from tidings.wire.links import read_mail_origin

@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.roster import Roster
 from tidings.errors import TidingsError, UsageError
 from tidings.nats.errors import NatsError
+from tidings.util.task_ends import end_tasks
 from tidings.wire.ids import new_id
 from tidings.wire.roster import Attention, Beat, Level, Mode, Status
 

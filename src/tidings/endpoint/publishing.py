@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidings.backoff import Backoff
 from tidings.broker.client import Connection
 from tidings.broker.jetstream_api import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY
 from tidings.endpoint.connection import AgentConnection
@@ -46,6 +45,7 @@ from tidings.errors import (
     WireError,
 )
 from tidings.nats.errors import NatsError, NoResponders, NotConnected
+from tidings.util.backoff import Backoff
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import ExtensionPart, Message

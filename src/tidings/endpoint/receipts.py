@@ -14,11 +14,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.incoming import DirectRef
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError
+from tidings.util.backoff import Backoff
+from tidings.util.task_ends import end_tasks
 from tidings.wire.states import ReceiptStage
 
 EVERY = 0.25

@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.records import UNDECIDED
 from tidings.errors import DeadLetter, DeniedError, TidingsError, UnreachableError, UsageError
+from tidings.util.backoff import Backoff
+from tidings.util.task_ends import end_tasks
 from tidings.wire.roster import Agent
 from tidings.wire.times import parse_time
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.directory import each_once, resolve_among
@@ -33,6 +32,7 @@ from tidings.errors import (
     WireError,
 )
 from tidings.space.steward_keys import followed_key
+from tidings.util.task_ends import end_tasks
 from tidings.wire.headers import Headers
 from tidings.wire.message import Mention
 from tidings.wire.roster import Agent, Attention, Backstop, Delta, open_delta

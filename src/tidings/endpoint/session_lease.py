@@ -17,12 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.roster import Roster
 from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UnreachableError
 from tidings.nats.errors import NatsError
 from tidings.space.control import request_body
+from tidings.util.task_ends import end_tasks
 from tidings.wire.ids import new_id
 from tidings.wire.roster import Agent
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidings.broker.private_files import write_private
 from tidings.errors import ConfigError
+from tidings.util.private_files import write_private
 from tidings.wire.marks import Stamp
 
 

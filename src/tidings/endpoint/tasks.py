@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.directory import TaskAddress, address_task, claim_of
 from tidings.endpoint.interface import Receipt
 from tidings.endpoint.links import Judge
@@ -41,6 +39,8 @@ from tidings.errors import (
     UsageError,
     WireError,
 )
+from tidings.util.backoff import Backoff
+from tidings.util.task_ends import end_tasks
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.envelope import Received, open_record

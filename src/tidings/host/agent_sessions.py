@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
-from tidings.broker.private_files import read_private, write_private
 from tidings.endpoint.endpoint import Endpoint
 from tidings.errors import AuthRevoked, ConfigError, Reconnecting, TidingsError, UnreachableError
+from tidings.util.backoff import Backoff
+from tidings.util.private_files import read_private, write_private
+from tidings.util.task_ends import end_tasks
 
 SessionState = Literal["waiting", "open", "reconnecting", "superseded", "revoked", "stopped"]
 OPEN: tuple[SessionState, ...] = ("open", "superseded")

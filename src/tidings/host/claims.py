@@ -16,12 +16,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.tasks import LONG_POLL, Job
 from tidings.errors import TidingsError, UnknownMessage
 from tidings.host.registry import Scope
 from tidings.host.sessions import HostSession
+from tidings.util.task_ends import end_tasks
 
 #: a session that holds a task says something at least this often, unless it promised more
 SILENCE = 900.0

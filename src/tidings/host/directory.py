@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tidings.store.database import Database
+from tidings.util.database import Database
 from tidings.wire.roster import Agent
 
 

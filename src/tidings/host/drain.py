@@ -17,15 +17,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.publishing import STREAMS, Kind, Prepared, Stored
 from tidings.errors import IdBurned, OutcomeUnknown, StoreError, TidingsError, UnreachableError
-from tidings.failpoints import reach
 from tidings.host.duplicate_check import DuplicateCheck, first_tried
 from tidings.host.outbox import Lane, Leased, LogPosition, OutboxRow, OutboxStore
 from tidings.host.outbox_transitions import TOO_OLD
-from tidings.store.outcomes import Outcome, outcome_of
+from tidings.host.outcomes import Outcome, outcome_of
+from tidings.util.backoff import Backoff
+from tidings.util.failpoints import reach
+from tidings.util.task_ends import end_tasks
 
 #: lanes in flight at a time: as many as one commit of the database takes
 LANES = 256

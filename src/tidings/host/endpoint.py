@@ -17,8 +17,6 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.incoming import Events, Inbox, Incoming, Past
 from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
 from tidings.endpoint.membership import Joined
@@ -43,6 +41,8 @@ from tidings.host.endpoint_tasks import EARLY_PAUSE, LONG_POLL, HostTasks
 from tidings.host.http_client import HostClient, Json, ServerEvent, path_part
 from tidings.host.session_file import SessionFile
 from tidings.host.session_source import SessionSource
+from tidings.util.backoff import Backoff
+from tidings.util.task_ends import end_tasks
 from tidings.wire.ids import new_id
 from tidings.wire.message import Mention, Part, Priority, check_list, check_said, write_parts
 from tidings.wire.names import unmarked

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.message_json import read_document, read_result
 from tidings.endpoint.tasks import FINAL, Job, TaskResult
 from tidings.errors import (
@@ -27,6 +25,8 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.host.http_client import Json, path_part
+from tidings.util.backoff import Backoff
+from tidings.util.task_ends import end_tasks
 from tidings.wire.message import Sender, check_said
 from tidings.wire.names import check_role
 

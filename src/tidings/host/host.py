@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidings.broker.aio import end_tasks
 from tidings.broker.config import SYNC_SECONDS
 from tidings.endpoint.directory import resolve_among
 from tidings.endpoint.endpoint import Endpoint
@@ -40,7 +39,6 @@ from tidings.errors import (
     UnknownMessage,
     UnknownPeer,
 )
-from tidings.failpoints import reach
 from tidings.host import serialise
 from tidings.host.agent_sessions import OPEN, STUCK_AFTER, AgentSession, Hooks, SessionState
 from tidings.host.compose import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
@@ -56,7 +54,9 @@ from tidings.host.receiver import Receiver, Unkept
 from tidings.host.registry import Adopted, Registry, Scope, Source, check_source, identity_of
 from tidings.host.schema import MIGRATIONS
 from tidings.space.home import SpaceHome
-from tidings.store.database import Database
+from tidings.util.database import Database
+from tidings.util.failpoints import reach
+from tidings.util.task_ends import end_tasks
 from tidings.wire import message as wire
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair

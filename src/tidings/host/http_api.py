@@ -27,7 +27,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidings.broker.aio import end_tasks
 from tidings.errors import (
     ConflictError,
     DeniedError,
@@ -53,6 +52,7 @@ from tidings.host.host import Host
 from tidings.host.program_presence import ProgramPresence
 from tidings.host.registry import Scope as RegisteredScope
 from tidings.host.sessions import HostSession, Sessions
+from tidings.util.task_ends import end_tasks
 from tidings.wire import strict_json
 
 T = TypeVar("T")

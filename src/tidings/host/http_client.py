@@ -23,7 +23,6 @@ from urllib.parse import quote, urlencode
 
 import h11
 
-from tidings.broker.private_sockets import connect_at_once, peer_uid
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConfigError,
@@ -34,6 +33,7 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.host.sockets import socket_path
+from tidings.util.private_sockets import connect_at_once, peer_uid
 from tidings.version import __version__
 
 API = 1

@@ -19,8 +19,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tidings.broker.private_sockets import peer_uid
 from tidings.errors import DeniedError
+from tidings.util.private_sockets import peer_uid
 
 #: seconds for requests that are being answered when the host stops
 GRACE = 3

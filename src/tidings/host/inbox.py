@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from tidings.endpoint.notices import Notice
 from tidings.endpoint.state_file import KeptAs
-from tidings.store.database import Database
+from tidings.util.database import Database
 from tidings.wire.names import TIDINGS
 from tidings.wire.states import ReceiptStage
 

@@ -29,8 +29,8 @@ from tidings.host.outbox_transitions import (
     Terms,
 )
 from tidings.host.outbox_views import BlockRow, OutboxRow, SpaceRow
-from tidings.store.database import Database, Job
-from tidings.store.outcomes import Outcome
+from tidings.host.outcomes import Outcome
+from tidings.util.database import Database, Job
 
 __all__ = [
     "Accepted",

@@ -13,7 +13,7 @@ from tidings.errors import UnknownMessage
 from tidings.host import outbox_views, serialise
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.schema import MIGRATIONS
-from tidings.store.snapshot import look
+from tidings.util.database_snapshot import look
 
 Json = dict[str, Any]
 NEWEST = 2**62

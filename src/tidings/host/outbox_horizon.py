@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 
 from tidings.host.outbox_views import COLUMNS, STEP, OutboxRow, as_row
-from tidings.store.outcomes import Outcome
+from tidings.host.outcomes import Outcome
 
 LOST = Outcome("lost_by_broker", "the broker lost it with its tail; it is sent again", True, "lane")
 

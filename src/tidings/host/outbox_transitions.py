@@ -23,12 +23,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from tidings.backoff import Backoff
 from tidings.errors import IdReused
 from tidings.host import outbox_views as views
 from tidings.host.fingerprint import Kind
 from tidings.host.outbox_views import OutboxRow, as_row
-from tidings.store.outcomes import Outcome
+from tidings.host.outcomes import Outcome
+from tidings.util.backoff import Backoff
 
 #: how long a publish may take before somebody else may try it
 LEASE = 60_000

@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.incoming import DirectRef, Incoming
 from tidings.endpoint.notices import Notice, of_inbox_set_back, of_refused_channel
@@ -43,9 +41,11 @@ from tidings.errors import (
     TidingsError,
     UnreachableError,
 )
-from tidings.failpoints import reach
 from tidings.host.inbox import Arrival, DueReceipt, InboxStore
 from tidings.host.registry import Scope
+from tidings.util.backoff import Backoff
+from tidings.util.failpoints import reach
+from tidings.util.task_ends import end_tasks
 from tidings.wire.names import TIDINGS
 from tidings.wire.states import ReceiptStage
 

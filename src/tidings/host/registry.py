@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tidings.endpoint.identity import Identity, bundle_identity, local_identity
 from tidings.errors import UsageError
 from tidings.space.home import SpaceHome
-from tidings.store.database import Database
+from tidings.util.database import Database
 from tidings.wire.names import check_agent_name, check_space
 
 #: ("home", home, space, name) or ("bundle", path)

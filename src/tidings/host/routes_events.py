@@ -21,7 +21,6 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from tidings.broker.aio import end_tasks
 from tidings.errors import HostBusy, UsageError
 from tidings.host import serialise
 from tidings.host.host import Changed
@@ -29,6 +28,7 @@ from tidings.host.http_api import ApiRoute, AppState, Scoped
 from tidings.host.inbox import InboxRow, Wanted
 from tidings.host.routes_operator import health_of
 from tidings.host.sessions import HostSession
+from tidings.util.task_ends import end_tasks
 from tidings.wire.keys import KeyPair
 
 KEEPALIVE = 15.0

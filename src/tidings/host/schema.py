@@ -14,7 +14,7 @@ of more than two, for which it builds a table each time.
 
 from __future__ import annotations
 
-from tidings.store.database import Migrations
+from tidings.util.database import Migrations
 
 #: "Tdgs"
 APPLICATION_ID = 0x54646773

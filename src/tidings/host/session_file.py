@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from tidings.broker.private_files import private_dir, read_private, write_private
 from tidings.errors import ConfigError
+from tidings.util.private_files import private_dir, read_private, write_private
 
 VARIABLE = "TIDINGS_SESSION_FILE"
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from tidings.errors import HostBusy, NoSession
 from tidings.host.registry import Scope
-from tidings.store.database import Database
+from tidings.util.database import Database
 from tidings.wire.ids import new_id
 
 CHALLENGE_SECONDS = 30.0

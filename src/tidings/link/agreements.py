@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 from tidings.broker.jwt import split_credentials
-from tidings.broker.private_files import read_private
 from tidings.link import ledger as books
 from tidings.link.definition import LinkDefinition
 from tidings.link.ledger import LinkRow
+from tidings.util.private_files import read_private
 from tidings.wire.keys import seed_bytes
 from tidings.wire.links import authorization_epoch
 from tidings.wire.rulings import Link

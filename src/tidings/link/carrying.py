@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from tidings.broker import jwt
-from tidings.broker.aio import end_tasks
-from tidings.broker.private_files import read_private
 from tidings.errors import TidingsError
 from tidings.link.compare import Comparison
 from tidings.link.definition import LinkDefinition
@@ -31,6 +29,8 @@ from tidings.link.spaces import SharedLog, Spaces
 from tidings.link.task_round import TaskRound
 from tidings.link.verifying import VerifiedAhead
 from tidings.space.link_peers import PeerAccess
+from tidings.util.private_files import read_private
+from tidings.util.task_ends import end_tasks
 from tidings.wire.rulings import Link
 
 #: seconds between two looks whether the credential ends before long

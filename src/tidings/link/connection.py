@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.jwt import split_credentials
-from tidings.broker.private_files import check_private, read_private
 from tidings.errors import BrokerUnreachable, OutcomeUnknown, StewardUnreachable
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError, NoResponders, NotConnected
+from tidings.util.private_files import check_private, read_private
 
 
 class LinkConnection:

@@ -25,8 +25,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from tidings import errors
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.errors import (
     EndedThere,
     LinkConflict,
@@ -37,7 +35,6 @@ from tidings.errors import (
     TidingsError,
     WrongSpace,
 )
-from tidings.failpoints import reach
 from tidings.link import ledger as books
 from tidings.link import local_index, waiting
 from tidings.link.admitting import Admitter
@@ -77,6 +74,9 @@ from tidings.link.ports import (
     Verify,
 )
 from tidings.link.waiting import LATE, OwedRecord, Quarantined
+from tidings.util.backoff import Backoff
+from tidings.util.failpoints import reach
+from tidings.util.task_ends import end_tasks
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
 
 log = logging.getLogger(__name__)

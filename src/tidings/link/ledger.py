@@ -530,7 +530,7 @@ def _definition(text: str) -> LinkDefinition:
 
 
 class Jobs(Protocol):
-    """`tidings.store.database.Database`, as far as it is used here."""
+    """`tidings.util.database.Database`, as far as it is used here."""
 
     async def write(self, job: Callable[[sqlite3.Connection], T]) -> T: ...
 

@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidings.broker.private_files import lock_holder, locked, write_private
 from tidings.errors import ConfigError, SpaceBusy, StoreBroken, StoreBusy, StoreError
 from tidings.link import ledger as books
 from tidings.link.schema import MIGRATIONS
 from tidings.space.home import SpaceHome
-from tidings.store.database import Database
+from tidings.util.database import Database
+from tidings.util.private_files import lock_holder, locked, write_private
 
 log = logging.getLogger(__name__)
 #: commits between two checkpoints

@@ -18,8 +18,8 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.private_sockets import bind, connect_at_once, peer_uid
 from tidings.errors import ERRORS_BY_CODE, TidingsError, UsageError, WorkerUnreachable
+from tidings.util.private_sockets import bind, connect_at_once, peer_uid
 
 #: a line; the payload of a quarantined record is in one
 LONGEST_LINE = 4 * 1024 * 1024

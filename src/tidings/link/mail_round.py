@@ -29,13 +29,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from tidings.errors import MailboxFull, PageRefused, TidingsError, WireError
-from tidings.failpoints import reach
 from tidings.link import ledger as books
 from tidings.link import mail_book
 from tidings.link.ledger import BookedLink
 from tidings.link.mail_book import HandledMail, MailKey, MailLooked, MailState
 from tidings.link.people import PeerPlace
 from tidings.link.people_round import AskedSteward
+from tidings.util.failpoints import reach
 from tidings.wire.link_mail import (
     CLAIMS_AT_ONCE,
     MAIL_PER_PAGE,

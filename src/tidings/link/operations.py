@@ -37,7 +37,7 @@ from tidings.space.home import SpaceHome
 from tidings.space.link_ledger import AgreedLink, LinkLedger
 from tidings.space.link_peers import LinkPeers
 from tidings.space.linking import terms_of
-from tidings.store.database import Database
+from tidings.util.database import Database
 from tidings.wire.people import Person
 from tidings.wire.rulings import Link
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.errors import TidingsError
 from tidings.link.ledger import BookedLink
 from tidings.link.mail_round import MailRound
 from tidings.link.people_round import PeopleRound
 from tidings.link.task_round import TaskRound
+from tidings.util.backoff import Backoff
+from tidings.util.task_ends import end_tasks
 
 #: seconds between two rounds, unless something new is told of: receipts wait for the next one
 EVERY = 2.0

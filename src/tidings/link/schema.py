@@ -11,7 +11,7 @@ added at the end; a step that was released is never edited.
 
 from __future__ import annotations
 
-from tidings.store.database import Migrations
+from tidings.util.database import Migrations
 
 #: "Tdlk"
 APPLICATION_ID = 0x54646C6B

@@ -19,9 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tidings.broker import jwt
-from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection
-from tidings.broker.private_files import read_private, write_private
 from tidings.errors import (
     AuthRevoked,
     ConflictError,
@@ -39,6 +37,8 @@ from tidings.link.compare import ComparisonLimits
 from tidings.link.connection import LinkConnection
 from tidings.link.ports import Fetched, PeerFacts, Prepare
 from tidings.space.control import request_body
+from tidings.util.private_files import read_private, write_private
+from tidings.util.task_ends import end_tasks
 from tidings.wire.digests import BucketsAnswer, Digest, DigestAnswer, IdsAnswer
 from tidings.wire.link_pages import LONGEST, read_page, read_records
 from tidings.wire.links import LinkedRecord, LinkPage, Token

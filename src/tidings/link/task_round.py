@@ -31,13 +31,13 @@ from tidings.errors import (
     UnreachableError,
     WireError,
 )
-from tidings.failpoints import reach
 from tidings.link import ledger as books
 from tidings.link import task_book
 from tidings.link.ledger import BookedLink
 from tidings.link.people import PeerPlace
 from tidings.link.people_round import AskedSteward
 from tidings.link.task_book import BookedTask, OpenTasks
+from tidings.util.failpoints import reach
 from tidings.wire.link_tasks import AGE_HEADER, PART_BYTES, TASKS_PER_PAGE, LinkedTask, read_tasks
 from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.rulings import Link

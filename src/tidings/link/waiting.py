@@ -11,10 +11,10 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tidings.backoff import Backoff
 from tidings.errors import ConflictError, UnknownMessage, UsageError
 from tidings.link.ledger import Disposed, quarantine, quarantined
 from tidings.link.ports import ComparedRecord, OriginIdentity
+from tidings.util.backoff import Backoff
 from tidings.wire.links import LinkedRecord
 
 #: milliseconds between attempts

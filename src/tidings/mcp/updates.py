@@ -17,12 +17,12 @@ from urllib.parse import quote
 from mcp.server.subscriptions import ResourceUpdated
 from mcp.server.subscriptions import ServerEvent as Change
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.errors import TidingsError
 from tidings.host.endpoint import HostEndpoint
 from tidings.host.http_client import ServerEvent
 from tidings.mcp.ids import short
+from tidings.util.backoff import Backoff
+from tidings.util.task_ends import end_tasks
 
 INBOX = "tidings://inbox"
 RETRY = Backoff(0.1, 5.0)

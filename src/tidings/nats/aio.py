@@ -17,7 +17,6 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from tidings.backoff import Backoff
 from tidings.nats.address import Address, parse_addresses
 from tidings.nats.aio_reach import greeted, reach
 from tidings.nats.aio_socket import AioSocket, fail
@@ -34,6 +33,7 @@ from tidings.nats.errors import (
     all_failed,
     failure,
 )
+from tidings.util.backoff import Backoff
 
 #: bytes that may wait for whoever reads a subscription
 PENDING_BYTES = 64 << 20

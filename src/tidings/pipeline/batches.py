@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from tidings.broker.blocking import WorkerConnection
 from tidings.broker.jetstream_api import EXPECT_SEQUENCE, ApiError, stored_seq
 from tidings.errors import LeaseLost
-from tidings.failpoints import reach
 from tidings.pipeline.outgoing import Outgoing, Published, fenced, lease_lost
+from tidings.util.failpoints import reach
 from tidings.wire.headers import encode_headers
 from tidings.wire.ids import new_id
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tidings.failpoints import reach
 from tidings.pipeline.blocks import BlockInfo
 from tidings.pipeline.debts import DebtEvent, Debts, EventKind, Lane
 from tidings.pipeline.planning import (
@@ -36,6 +35,7 @@ from tidings.pipeline.planning import (
 )
 from tidings.pipeline.unread import UnreadWindow
 from tidings.space.fold import Table
+from tidings.util.failpoints import reach
 from tidings.wire.block_refs import is_by_reference
 
 #: beyond every sequence

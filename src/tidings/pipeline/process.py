@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
-from tidings.broker.private_files import close_to_others, private_dir, read_private
 from tidings.errors import PrerequisiteMissing, TidingsError, UnhealthyError, UsageError
 from tidings.pipeline.session import (
     SessionSettings,
@@ -43,6 +42,7 @@ from tidings.pipeline.session import (
 from tidings.pipeline.spark_home import ArchiveMaker
 from tidings.pipeline.storage import below, checked_place, checked_storage, is_folder
 from tidings.space.home import SpaceHome
+from tidings.util.private_files import close_to_others, private_dir, read_private
 
 #: seconds an orderly end may take; after that this process ends as it is, and the next one repeats the batch
 ORDERLY = 25.0

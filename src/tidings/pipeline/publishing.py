@@ -21,11 +21,11 @@ from typing import Generic, TypeVar
 from tidings.broker.blocking import WorkerConnection
 from tidings.broker.jetstream_api import ApiError, stored_seq
 from tidings.errors import LeaseLost
-from tidings.failpoints import reach
 from tidings.nats.blocking import Reply
 from tidings.nats.errors import ConnectionGone
 from tidings.pipeline.batches import BatchPublisher
 from tidings.pipeline.outgoing import Outgoing, Published, fenced, lease_lost
+from tidings.util.failpoints import reach
 from tidings.wire.headers import encode_headers
 
 #: what one connection may have on its way

@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from tidings.backoff import Backoff
 from tidings.broker.blocking import BlockingJetStream, WorkerConnection
-from tidings.broker.private_files import read_private
 from tidings.errors import LeaseHeld, LeaseLost, OutcomeUnknown, TidingsError, UnhealthyError, UnreachableError
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import OLD_LOG
@@ -35,6 +33,8 @@ from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
 from tidings.pipeline.storage import below
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.lease import DeliverLease
+from tidings.util.backoff import Backoff
+from tidings.util.private_files import read_private
 from tidings.wire.subjects import Subjects
 
 if TYPE_CHECKING:

@@ -18,12 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tidings import failpoints
 from tidings.broker import grants, jwt
 from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.jetstream import JetStream
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import locked, write_atomic, write_private
 from tidings.broker.resolver import push_token
 from tidings.broker.streams import ensure_streams
 from tidings.errors import (
@@ -43,6 +41,8 @@ from tidings.space.invitations import Invitations
 from tidings.space.layout import Voided, check_layout, make_link_creds, make_pipeline_creds
 from tidings.space.link_ledger import LinkLedger
 from tidings.space.recall import Recall, note_recalled, words
+from tidings.util import failpoints
+from tidings.util.private_files import locked, write_atomic, write_private
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import lookalikes, unfit_to_grant

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidings.broker.private_files import private_dir, read_plain, write_private
 from tidings.errors import ConfigError, UsageError
+from tidings.util.private_files import private_dir, read_plain, write_private
 from tidings.wire.names import check_agent_name, check_pattern, check_role, is_agent_id, unmarked
 
 #: pending: being added. changing: was active, is being given other rights. undone: an add that never was

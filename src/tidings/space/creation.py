@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tidings.broker.config import BrokerConfig
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import locked, write_private
 from tidings.broker.server import free_port
 from tidings.broker.streams import default_budget, storage_needed
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.layout import LAYOUT, lay_out
+from tidings.util.private_files import locked, write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.tags import SECRET_BYTES
 

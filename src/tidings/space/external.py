@@ -24,7 +24,6 @@ from tidings.broker.config import RESERVE
 from tidings.broker.jetstream import JetStream
 from tidings.broker.jetstream_api import ApiError
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import private_dir, read_private, write_private
 from tidings.broker.server import MINIMUM_VERSION
 from tidings.broker.streams import storage_needed
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UsageError
@@ -35,6 +34,7 @@ from tidings.space.home import SIGNED_ELSEWHERE, SIGNING, SpaceHome, SpaceInfo, 
 from tidings.space.invitations import Invitations
 from tidings.space.link_ledger import LinkLedger
 from tidings.space.pushing import ANSWER, keep_token, system_user, tell_servers
+from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import INVITATION_SERVICE, LINK_SERVICE, Subjects
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.private_files import private_dir, read_plain, write_private
 from tidings.space.agents import AgentFile
 from tidings.space.home import SpaceHome
+from tidings.util.private_files import private_dir, read_plain, write_private
 from tidings.wire.names import is_agent_id
 
 #: seconds after its end for which one is still listed

@@ -13,7 +13,6 @@ import os
 import time
 from dataclasses import dataclass
 
-from tidings import failpoints
 from tidings.broker.certificates import compressed_key
 from tidings.broker.invitation_token import text_to_sign
 from tidings.errors import AuthRevoked, DeniedError, NameTaken, UsageError
@@ -22,6 +21,7 @@ from tidings.space.administration import Administrator, Granted
 from tidings.space.agents import CUT, Issued
 from tidings.space.invitations import Invitation
 from tidings.space.listening import address_for
+from tidings.util import failpoints
 from tidings.wire.invitations import LONGEST, InvitationLine, Trust, parse_invitation
 from tidings.wire.keys import key_of_seed
 

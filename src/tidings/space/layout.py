@@ -28,13 +28,13 @@ from pathlib import Path
 
 from tidings.broker import jwt
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import private_dir, read_private, write_private
 from tidings.broker.resolver import write_tokens
 from tidings.errors import ConfigError
 from tidings.space.agents import Ledger
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.invitations import Invitations
 from tidings.space.link_ledger import LinkLedger
+from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
 

@@ -20,10 +20,8 @@ from typing import TypeGuard
 
 import msgspec
 
-from tidings import failpoints
 from tidings.broker import jwt
 from tidings.broker.client import close_quietly, connect
-from tidings.broker.private_files import private_dir, read_private, write_private
 from tidings.errors import AuthRevoked, ConfigError, DeniedError, InvalidName, TidingsError, UsageError, WireError
 from tidings.nats.address import parse_addresses
 from tidings.nats.errors import Unwritable
@@ -34,6 +32,8 @@ from tidings.space.inviting import Inviter, Reach
 from tidings.space.link_ledger import AgreedLink, LinkLedger
 from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.space.linking import Linker, terms_of
+from tidings.util import failpoints
+from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, is_loopback
 from tidings.wire.keys import KeyPair
 from tidings.wire.link_terms import (

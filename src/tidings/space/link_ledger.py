@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidings.broker.private_files import private_dir, read_plain, write_private
 from tidings.errors import ConfigError
 from tidings.space.home import SpaceHome
+from tidings.util.private_files import private_dir, read_plain, write_private
 from tidings.wire.names import is_token
 
 #: setting: the record is asked for. ending: its user is cut, and the record that says so is asked for

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from tidings import failpoints
 from tidings.broker import jwt
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.space.administration import Administrator
 from tidings.space.external import longest_lifetime
 from tidings.space.link_ledger import AgreedLink
+from tidings.util import failpoints
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import check_agent_id

@@ -14,7 +14,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from tidings import failpoints
 from tidings.broker.certificates import (
     authority_in,
     ensure_certificates,
@@ -22,11 +21,12 @@ from tidings.broker.certificates import (
     name_of,
     promote_following,
 )
-from tidings.broker.private_files import locked
 from tidings.broker.server import check_port, free_port
 from tidings.errors import UsageError
 from tidings.nats.address import moved, nearest
 from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.util import failpoints
+from tidings.util.private_files import locked
 
 #: what takes listening back
 OFF = "off"

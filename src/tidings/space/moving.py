@@ -16,13 +16,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tidings import failpoints
 from tidings.broker import jwt
 from tidings.broker.client import close_quietly, connect
 from tidings.broker.jetstream import JetStream
 from tidings.broker.jetstream_api import NO_STREAM, ApiError
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import locked, read_plain, write_private
 from tidings.broker.server import Broker, find_binary
 from tidings.broker.stream_copy import compare_streams, copy_stream
 from tidings.broker.streams import stream_specs
@@ -31,6 +29,8 @@ from tidings.space.creation import broker_config, write_broker_files
 from tidings.space.external import Checks, describe, operator_key_in, replicas_of
 from tidings.space.home import SIGNING, SYNC_ASSUMED, SpaceHome, SpaceInfo
 from tidings.space.layout import lay_out
+from tidings.util import failpoints
+from tidings.util.private_files import locked, read_plain, write_private
 from tidings.wire.keys import OPERATOR, KeyPair
 
 Tell = Callable[[str], None]

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from tidings.broker import jwt
 from tidings.broker.client import Connection, close_quietly, connect
-from tidings.broker.private_files import private_dir, write_private
 from tidings.errors import BrokerUnreachable, ConfigError
 from tidings.space.home import SIGNING, SpaceHome, SpaceInfo
+from tidings.util.private_files import private_dir, write_private
 
 #: seconds within which a server answers
 ANSWER = 5.0

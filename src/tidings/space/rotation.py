@@ -7,13 +7,13 @@ starts the steward or the pipeline again, which find the new one.
 
 from __future__ import annotations
 
-from tidings import failpoints
 from tidings.broker import jwt
-from tidings.broker.private_files import write_private
 from tidings.errors import UsageError
 from tidings.space.administration import Administrator
 from tidings.space.home import SpaceInfo
 from tidings.space.layout import Voided, make_link_creds, make_pipeline_creds
+from tidings.util import failpoints
+from tidings.util.private_files import write_private
 from tidings.wire.keys import KeyPair
 
 

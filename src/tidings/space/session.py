@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from tidings.broker import jwt
 from tidings.broker.client import Connection, connect
-from tidings.broker.private_files import read_private
 from tidings.errors import UsageError
 from tidings.space.control import ControlClient
 from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.util.private_files import read_private
 from tidings.wire.keys import KeyPair
 
 

@@ -25,7 +25,6 @@ from typing import Any
 
 from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import locked
 from tidings.errors import NameTaken, TidingsError
 from tidings.space.administration import Administrator, administer
 from tidings.space.agents import AgentFile
@@ -33,6 +32,7 @@ from tidings.space.creation import create_space
 from tidings.space.home import SpaceHome
 from tidings.space.layout import migrate
 from tidings.steward.intervals import Intervals
+from tidings.util.private_files import locked
 from tidings.wire.names import check_agent_id
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.errors import TidingsError
 from tidings.space.home import SpaceHome
 from tidings.space.link_ledger import LinkLedger
 from tidings.steward.speaking_process import SpeakingProcess
+from tidings.util.backoff import Backoff
+from tidings.util.task_ends import end_tasks
 
 #: seconds between two looks at what was agreed
 LOOK_EVERY = 1.0

@@ -19,11 +19,11 @@ import msgspec
 
 from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.broker.jetstream_api import EPOCH_KEY
-from tidings.broker.private_files import private_dir, read_plain, write_private
 from tidings.broker.streams import set_epoch
 from tidings.errors import ConfigError
 from tidings.space.home import SpaceHome
 from tidings.steward.context import now
+from tidings.util.private_files import private_dir, read_plain, write_private
 from tidings.wire.marks import Stamp, record_mark
 from tidings.wire.subjects import Subjects
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from tidings.backoff import Backoff
 from tidings.errors import PrerequisiteMissing
 from tidings.space.home import SpaceHome
 from tidings.steward.speaking_process import SpeakingProcess
+from tidings.util.backoff import Backoff
 
 #: an orderly end: the batch at hand, the lease, the JVM
 GRACE = 30.0

@@ -18,13 +18,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.disk import DiskReserve
 from tidings.broker.jetstream import JetStream
 from tidings.broker.jetstream_api import NO_STREAM, ApiError, info_from
 from tidings.broker.jwt import split_credentials
-from tidings.broker.private_files import read_private
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
@@ -71,6 +69,8 @@ from tidings.steward.unread import UnreadMail
 from tidings.steward.voids import VoidWatch
 from tidings.steward.write_probe import WriteProbe
 from tidings.steward.writer import RulingWriter
+from tidings.util.private_files import read_private
+from tidings.util.task_ends import end_tasks
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Parts, Space

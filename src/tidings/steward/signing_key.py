@@ -15,13 +15,13 @@ import logging
 import msgspec
 
 from tidings.broker.jetstream import JetStream
-from tidings.broker.private_files import read_private, write_private
 from tidings.errors import TidingsError, UsageError
 from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record
 from tidings.steward.context import now
 from tidings.steward.writer import RulingWriter
+from tidings.util.private_files import read_private, write_private
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 

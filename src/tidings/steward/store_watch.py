@@ -25,7 +25,6 @@ from typing import Any
 import msgspec
 
 from tidings.broker.jetstream_api import info_from
-from tidings.broker.private_files import write_private
 from tidings.space.lease import StewardLease
 from tidings.space.membership import Interval
 from tidings.steward.context import Lifecycle, SpaceContext, now
@@ -52,6 +51,7 @@ from tidings.steward.damage import (
     without_known,
     words,
 )
+from tidings.util.private_files import write_private
 from tidings.wire.names import is_agent_id
 from tidings.wire.subjects import Audit, Chat, Delivery, Direct, Task, Via
 

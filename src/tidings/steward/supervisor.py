@@ -21,14 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidings import failpoints
-from tidings.backoff import Backoff
-from tidings.broker.aio import end_tasks
 from tidings.broker.client import connect
 from tidings.broker.disk import DiskReserve
 from tidings.broker.jetstream import JetStream
 from tidings.broker.jwt import split_credentials
-from tidings.broker.private_files import lock_holder, locked, read_private
 from tidings.broker.server import Broker, binary_version, find_binary
 from tidings.errors import (
     AuthRevoked,
@@ -55,6 +51,10 @@ from tidings.steward.pipeline_process import PipelineKeeper
 from tidings.steward.speaking_process import end_child
 from tidings.steward.token_keeper import TokenKeeper
 from tidings.steward.watcher import INVITED, LINKED, Breach, Watcher
+from tidings.util import failpoints
+from tidings.util.backoff import Backoff
+from tidings.util.private_files import lock_holder, locked, read_private
+from tidings.util.task_ends import end_tasks
 from tidings.wire.names import is_agent_id
 
 START_TIMEOUT = 120.0

@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from tidings import failpoints
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.broker.jetstream import StoredRecord
 from tidings.errors import MalformedMessage, OutcomeUnknown, Superseded, TidingsError, UsageError
@@ -36,6 +35,7 @@ from tidings.steward.task_rules import (
     with_reason,
 )
 from tidings.steward.task_store import HoldSlots, TaskRecords
+from tidings.util import failpoints
 from tidings.wire.envelope import Refused
 from tidings.wire.link_tasks import read_age
 from tidings.wire.states import TaskCause, TaskStatus

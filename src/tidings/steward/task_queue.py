@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from tidings import failpoints
 from tidings.broker.acks import handed_out
 from tidings.broker.client import status_of
 from tidings.broker.jetstream import StoredRecord
@@ -26,6 +25,7 @@ from tidings.errors import LeaseLost, TidingsError
 from tidings.nats.errors import NatsError
 from tidings.steward.task_holds import ORPHANED, TaskHolds, either
 from tidings.steward.task_rules import TaskState, give, is_overdue
+from tidings.util import failpoints
 from tidings.wire.states import TaskCause
 from tidings.wire.subjects import Task
 

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from tidings.backoff import Backoff
 from tidings.errors import ConflictError, DeniedError
+from tidings.util.backoff import Backoff
 from tidings.wire.message import ExtensionPart, Message
 from tidings.wire.states import TaskStatus
 from tidings.wire.task_seal import TASK_PART

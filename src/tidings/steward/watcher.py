@@ -24,14 +24,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from tidings.broker.aio import end_tasks
 from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.jwt import split_credentials
-from tidings.broker.private_files import read_private
 from tidings.errors import TidingsError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.steward.quotas import DEFAULT_BYTES
+from tidings.util.private_files import read_private
+from tidings.util.task_ends import end_tasks
 from tidings.wire.names import is_agent_id
 
 MOST_CONNECTIONS = 32

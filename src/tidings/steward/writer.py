@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tidings import failpoints
 from tidings.broker.jetstream import JetStream
 from tidings.broker.jetstream_api import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, last_as_of
 from tidings.broker.streams import set_gate
@@ -32,6 +31,7 @@ from tidings.errors import (
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.lease import StewardLease
 from tidings.space.log import log_record
+from tidings.util import failpoints
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import RulingRecord

@@ -9,10 +9,10 @@ import pytest
 
 from scripted_server import Scripted, scripted_server
 from tidings.broker.acks import NAK
-from tidings.broker.aio import end_tasks
 from tidings.endpoint.mailbox import NO_PULL, pull
 from tidings.nats import aio
 from tidings.testing.waiting import eventually
+from tidings.util.task_ends import end_tasks
 
 ASKED = b"$JS.API.CONSUMER.MSG.NEXT.S.c"
 DELIVERED = b"$JS.ACK.S.c.1.7.1.1700000000000000000.0"

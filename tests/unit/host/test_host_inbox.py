@@ -19,7 +19,7 @@ from tidings.errors import StoreBroken
 from tidings.host import inbox as module
 from tidings.host.inbox import Bound, InboxStore, Wanted
 from tidings.host.schema import MIGRATIONS
-from tidings.store.database import Database
+from tidings.util.database import Database
 
 DAY = 24 * 3_600_000
 

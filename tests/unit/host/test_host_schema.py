@@ -23,8 +23,8 @@ from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.outbox_transitions import Lane
 from tidings.host.schema import APPLICATION_ID, MIGRATIONS
-from tidings.store.database import Database
-from tidings.store.snapshot import look
+from tidings.util.database import Database
+from tidings.util.database_snapshot import look
 from tidings.wire.roster import Agent
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -12,7 +12,7 @@ from tidings.errors import NoSession, StoreReadOnly
 from tidings.host.registry import Scope
 from tidings.host.schema import MIGRATIONS
 from tidings.host.sessions import HostSession, Sessions
-from tidings.store.database import Database
+from tidings.util.database import Database
 
 ADA = Scope("main", "SPACE", "AGENT", "ada")
 
@@ -40,7 +40,7 @@ def database(tmp_path: Path, clock: Clock) -> Iterator[Database]:
 def read_only(database: Database) -> Iterator[None]:
     """Nothing can be written, by this connection or by one that is opened after it."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tidings.store.database.WRITER_MODE", "ro")
+        patched.setattr("tidings.util.database.WRITER_MODE", "ro")
         database.write_blocking(lambda c: c.execute("PRAGMA query_only = ON").close(), 10)
         with pytest.raises(StoreReadOnly):
             database.write_blocking(lambda c: c.execute("DELETE FROM session"), 10)

@@ -20,9 +20,9 @@ from tidings.errors import IdReused, UnknownMessage, WrongState
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.outbox import Lane, LogPosition, OutboxStore
+from tidings.host.outcomes import Outcome
 from tidings.host.schema import MIGRATIONS
-from tidings.store.database import Database
-from tidings.store.outcomes import Outcome
+from tidings.util.database import Database
 
 AWAY = Outcome("broker_unreachable", "away", retryable=True, blocks="space")
 LATER = Outcome("mailbox_full", "full", retryable=True, blocks="lane")
@@ -331,7 +331,7 @@ CHILD = """
     from hosted import NOW, draft
     from tidings.host import outbox_transitions as moves
     from tidings.host.schema import MIGRATIONS
-    from tidings.store.database import Database
+    from tidings.util.database import Database
     host = Database(Path(sys.argv[1]), MIGRATIONS)
     print(host.write_blocking(lambda c: moves.accept(c, draft("one"), NOW)), flush=True)
 """

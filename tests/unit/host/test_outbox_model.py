@@ -30,9 +30,9 @@ from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.outbox_transitions import Draft, Landed, Lane, Leased, LogPosition, Terms
 from tidings.host.outbox_views import OutboxRow
+from tidings.host.outcomes import Outcome
 from tidings.host.schema import MIGRATIONS
-from tidings.store.database import Database
-from tidings.store.outcomes import Outcome
+from tidings.util.database import Database
 
 T = TypeVar("T")
 HOUR = 3_600_000

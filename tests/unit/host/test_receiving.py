@@ -10,13 +10,13 @@ from typing import cast
 
 import pytest
 
-from tidings.backoff import Backoff
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.notices import Notice
 from tidings.errors import StoreBroken, StoreError, StoreFull
 from tidings.host.inbox import InboxStore
 from tidings.host.receiver import Receiver
 from tidings.host.registry import Scope
+from tidings.util.backoff import Backoff
 
 
 async def test_a_receiver_that_ends_as_it_begins_leaves_nothing_behind() -> None:

@@ -14,7 +14,7 @@ from tidings.link.held import HeldRecords
 from tidings.link.ledger import BookedLink, Disposed
 from tidings.link.ports import OriginIdentity
 from tidings.link.schema import MIGRATIONS
-from tidings.store.database import Database
+from tidings.util.database import Database
 from tidings.wire.digests import BucketsAnswer, DigestAnswer, IdsAnswer
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tidings.broker import jwt
-from tidings.broker.private_files import write_private
 from tidings.errors import ConfigError
 from tidings.link import connection as module
 from tidings.link.connection import LinkConnection
+from tidings.util.private_files import write_private
 from tidings.wire.keys import KeyPair
 
 

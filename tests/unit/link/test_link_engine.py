@@ -30,7 +30,7 @@ from tidings.link.ledger import BookedLink
 from tidings.link.ports import AdmittedAt, IndexPage
 from tidings.link.running import LoopClock, RunningDirection
 from tidings.link.schema import MIGRATIONS
-from tidings.store.database import Database
+from tidings.util.database import Database
 from tidings.wire import message as wire_message
 from tidings.wire.links import GapKind, LinkPage, Token
 from tidings.wire.message import Sender

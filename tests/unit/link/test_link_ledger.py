@@ -24,7 +24,7 @@ from tidings.link.definition import LinkDefinition
 from tidings.link.ledger import BookedLink, Disposed, LinkRow
 from tidings.link.ports import IndexPage, IndexRow, LocalFacts, OriginIdentity
 from tidings.link.schema import APPLICATION_ID, MIGRATIONS
-from tidings.store.database import Database, Migrations
+from tidings.util.database import Database, Migrations
 from tidings.wire.links import LinkedRecord, Token
 
 HERE, PEER = "AHERE", "APEER"

@@ -10,7 +10,7 @@ from tidings.link import mail_book, people
 from tidings.link.mail_book import HandledMail, MailLooked, MailState
 from tidings.link.people import PeerPlace, ReadThrough
 from tidings.link.schema import MIGRATIONS
-from tidings.store.database import Database
+from tidings.util.database import Database
 from tidings.wire.ids import new_id
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.marks import Stamp

@@ -15,7 +15,7 @@ from tidings.link import mail_book, mail_round
 from tidings.link.ledger import BookedLink
 from tidings.link.mail_round import MailRound
 from tidings.link.schema import MIGRATIONS
-from tidings.store.database import Database
+from tidings.util.database import Database
 from tidings.wire import message as wire_message
 from tidings.wire import signing
 from tidings.wire.keys import ACCOUNT, KeyPair

@@ -10,7 +10,7 @@ from tidings.errors import PageRefused
 from tidings.link import people
 from tidings.link.people import PeerPlace, ReadThrough
 from tidings.link.schema import MIGRATIONS
-from tidings.store.database import Database
+from tidings.util.database import Database
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.people import Person
 

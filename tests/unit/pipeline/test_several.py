@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tidings.backoff import Backoff
 from tidings.errors import LeaseLost, UsageError
 from tidings.pipeline import several
 from tidings.pipeline.process import also_checked
 from tidings.pipeline.several import POOL, SeveralJobs
 from tidings.pipeline.stream_job import SparkEnded
+from tidings.util.backoff import Backoff
 
 WITHIN = 20.0
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tidings.backoff import Backoff
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.link_ledger import AgreedLink, LinkLedger
 from tidings.steward import link_process
 from tidings.steward.link_process import LinkKeeper
 from tidings.testing.waiting import eventually
+from tidings.util.backoff import Backoff
 
 
 class MadeUpProcess:

@@ -16,12 +16,12 @@ from typing import Any
 
 from tidings.broker import jwt
 from tidings.broker.keyring import Keyring
-from tidings.broker.private_files import write_private
 from tidings.errors import DeniedError
 from tidings.testing.security.actor import Actor, acting, line
 from tidings.testing.security.replies import targets
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings.testing.security.stage import Stage
+from tidings.util.private_files import write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import ADMIN_SERVICE, ADMISSION_SERVICE, AGENT_SERVICES, INVITATION_SERVICE, LINK_SERVICE
 

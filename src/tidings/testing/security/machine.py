@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.private_files import lock_pid
 from tidings.space.home import SpaceHome
 from tidings.testing.security import neighbour
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, refused
 from tidings.testing.security.stage import Stage
+from tidings.util.private_files import lock_pid
 
 PROBES = Collection()
 #: by custom nobody's; it needs no entry in any file

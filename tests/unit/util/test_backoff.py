@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.backoff import Backoff
+from tidings.util.backoff import Backoff
 
 backoffs = st.builds(Backoff, st.integers(1, 10_000), st.integers(10_000, 10**7), st.floats(0, 0.9))
 luck = st.floats(0, 1, exclude_max=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tidings.broker.private_files import (
+from tidings.errors import ConfigError, SpaceBusy
+from tidings.util.private_files import (
     check_private,
     close_to_others,
     lock_holder,
@@ -20,7 +21,6 @@ from tidings.broker.private_files import (
     read_private,
     write_private,
 )
-from tidings.errors import ConfigError, SpaceBusy
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:
 def test_a_lock_ends_with_the_process_that_held_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     program = (
-        "import sys, time; from pathlib import Path; from tidings.broker.private_files import locked\n"
+        "import sys, time; from pathlib import Path; from tidings.util.private_files import locked\n"
         f"with locked(Path({str(path)!r}), 'child'):\n    print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:

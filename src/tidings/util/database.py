@@ -30,7 +30,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
-from tidings.broker.private_files import check_private, locked, private_dir
 from tidings.errors import (
     ConfigError,
     SpaceBusy,
@@ -42,7 +41,8 @@ from tidings.errors import (
     StoreReadOnly,
     StoreTooNew,
 )
-from tidings.failpoints import reach
+from tidings.util.failpoints import reach
+from tidings.util.private_files import check_private, locked, private_dir
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tidings.broker.aio import end_tasks
+from tidings.util.task_ends import end_tasks
 
 
 async def test_a_task_that_swallowed_the_first_word_is_told_again() -> None:

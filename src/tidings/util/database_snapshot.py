@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from tidings.broker.private_files import check_private
 from tidings.errors import StoreBroken, StoreError
-from tidings.store.database import BUSY_MS, Job, Migrations, connect, means_damage
+from tidings.util.database import BUSY_MS, Job, Migrations, connect, means_damage
+from tidings.util.private_files import check_private
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from tidings.errors import ConfigError, StoreBroken, StoreError, StoreTooNew
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views
 from tidings.host.schema import MIGRATIONS
-from tidings.store.database import Database
-from tidings.store.snapshot import look
+from tidings.util.database import Database
+from tidings.util.database_snapshot import look
 
 
 @pytest.fixture

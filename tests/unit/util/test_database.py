@@ -30,8 +30,8 @@ from tidings.errors import (
     StoreReadOnly,
     StoreTooNew,
 )
-from tidings.store import database as module
-from tidings.store.database import Database, Migrations
+from tidings.util import database as module
+from tidings.util.database import Database, Migrations
 
 STEPS = (
     "CREATE TABLE note (row INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT UNIQUE)",
@@ -259,7 +259,7 @@ async def test_a_file_that_was_taken_away_is_not_made_anew(notes: Database, path
 CHILD = """
     import sys
     from pathlib import Path
-    from tidings.store.database import Database, Migrations
+    from tidings.util.database import Database, Migrations
     notes = Database(Path(sys.argv[1]), Migrations(4711, [sys.argv[2]]))
     notes.write_blocking(lambda c: c.execute("INSERT INTO note (text) VALUES ('said')").close())
     print("answered", flush=True)

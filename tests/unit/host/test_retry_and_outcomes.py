@@ -6,7 +6,7 @@ import pytest
 
 from tidings import errors
 from tidings.errors import TidingsError
-from tidings.store.outcomes import Outcome, outcome_of
+from tidings.host.outcomes import Outcome, outcome_of
 
 EVERY = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, TidingsError)]
 

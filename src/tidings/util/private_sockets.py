@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tidings.broker.private_files import private_dir
+from tidings.util.private_files import private_dir
 
 LONGEST_PATH = 100
 BACKLOG = 128

@@ -1,0 +1,1 @@
+"""Helpers without domain knowledge: private files and sockets, task ends, backoff, failpoints, SQLite conventions."""
