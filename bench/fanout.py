@@ -22,10 +22,10 @@ from typing import Any
 
 from measuring import note
 from reading import UNDER_WAY, read_all
-from tidings.broker import jwt
-from tidings.broker.blocking import WorkerConnection
 from tidings.broker.keyring import Keyring
 from tidings.broker.streams import MINUTE_NS
+from tidings.nats import jwt
+from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire import signing
 from tidings.wire.headers import encode_headers

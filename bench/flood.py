@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from measuring import report
-from tidings.broker.client import close_quietly, connect
-from tidings.broker.jwt import split_credentials
 from tidings.errors import TidingsError
+from tidings.nats.client import close_quietly, connect
+from tidings.nats.jwt import split_credentials
 from tidings.space.administration import administer
 from tidings.space.agents import AgentFile, Ledger
 from tidings.space.control import ControlClient

@@ -30,7 +30,6 @@ from typing import Any
 import pyarrow as pa
 
 from measuring import median_ratio, options, pairs, report
-from tidings.broker.records import StoredRecord
 from tidings.pipeline.classify import KEPT_HEADERS, Classifier, Deliverable
 from tidings.pipeline.encoding import SCHEMA, EncodingRules, RulesHolder, decode_rows, encode_partition
 from tidings.pipeline.sent_rules import SentRules
@@ -41,6 +40,7 @@ from tidings.wire.frames import FrameRecord
 from tidings.wire.headers import Headers, encode_headers
 from tidings.wire.ids import new_id
 from tidings.wire.message import Sender, compose
+from tidings.wire.records import StoredRecord
 from tidings.wire.rulings import Access, Channel
 from tidings.wire.subjects import Chat, Subjects
 

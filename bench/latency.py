@@ -30,9 +30,9 @@ from typing import Any
 import tidings
 from measuring import note, report
 from reading import records_of
-from tidings.broker.acks import ACK
-from tidings.broker.jetstream_api import EPOCH_KEY
 from tidings.endpoint.mailbox import pull
+from tidings.nats.acks import ACK
+from tidings.nats.jetstream_api import EPOCH_KEY
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.folders import LocalFolder

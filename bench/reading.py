@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from tidings.broker.acks import ACK
-from tidings.broker.client import connect
 from tidings.endpoint.block_reader import AT_ONCE, PATIENCE
 from tidings.endpoint.mailbox import pull
+from tidings.nats.acks import ACK
+from tidings.nats.client import connect
 from tidings.space.control import ControlClient
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire.block_refs import open_ref

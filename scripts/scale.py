@@ -47,7 +47,6 @@ from scale_page import (
 from scale_world import BEGAN, SUBJECTS, Assumed, World
 from tidings import __version__
 from tidings.broker.keyring import Keyring
-from tidings.broker.records import StoredRecord
 from tidings.broker.streams import MAX_BUDGET
 from tidings.pipeline.blocks import MadeBlock, Segments, cut_blocks
 from tidings.pipeline.classify import Classifier, Deliverable
@@ -69,6 +68,7 @@ from tidings.steward.roster_service import Standing
 from tidings.wire.block_refs import SECRET_BYTES, BlockSealer
 from tidings.wire.frames import encode_frame
 from tidings.wire.headers import encode_headers
+from tidings.wire.records import StoredRecord
 from tidings.wire.roster import Agent, Attention, Delta, read_beat, sign_delta
 
 ROOT = Path(__file__).parents[1]

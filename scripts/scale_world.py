@@ -19,13 +19,13 @@ from pathlib import Path
 import nkeys
 
 from tidings.broker.keyring import Keyring
-from tidings.broker.records import StoredRecord
 from tidings.space.fold import LogRecord
 from tidings.steward.roster import RosterTable
 from tidings.wire import rulings, tags
 from tidings.wire.headers import encode_headers
 from tidings.wire.keys import ACCOUNT, OPERATOR, USER, KeyPair, encode_public
 from tidings.wire.message import Sender, compose
+from tidings.wire.records import StoredRecord
 from tidings.wire.roster import Beat
 from tidings.wire.rulings import Access, Member
 from tidings.wire.signing import SIGNATURE_HEADER

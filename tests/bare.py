@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.blocking import WorkerConnection
 from tidings.broker.server import find_binary, free_port, greeting
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
+from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.wire.headers import encode_headers
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import tidings
-from tidings.broker import jwt
 from tidings.endpoint.connecting import connect_directly
+from tidings.nats import jwt
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire import signing
 from tidings.wire.ids import new_id

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tidings.broker import jwt
-from tidings.broker.client import Connection, connect
+from tidings.nats import jwt
+from tidings.nats.client import Connection, connect
 from tidings.space.control import ControlClient
 from tidings.space.linking import Linked, Linker
 from tidings.testing.real_space import AgentClient, RealSpace

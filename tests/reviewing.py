@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import tidings
-from tidings.broker.jetstream import JetStream
 from tidings.endpoint.tasks import Job
+from tidings.nats.jetstream import JetStream
 from tidings.steward.service import Steward
 from tidings.steward.task_rules import TaskBook
 from tidings.testing.real_space import DEFAULT_BUDGET, TEST_INTERVALS, AgentClient, RealSpace, real_space

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from bare import BareServer, bare_cluster
-from tidings.broker import jetstream_api as api
-from tidings.broker.blocking import BlockingJetStream, WorkerConnection
-from tidings.broker.records import Page
 from tidings.errors import BrokerUnreachable, LeaseLost, OutcomeUnknown
+from tidings.nats import jetstream_api as api
+from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.pipeline.batches import BATCH, BatchPublisher
 from tidings.pipeline.outgoing import Outgoing
 from tidings.pipeline.publishing import publish_in_order
+from tidings.wire.records import Page
 from tools.batch_stream import BatchStream
 
 MOST = 3

@@ -10,8 +10,8 @@ import pytest
 
 import tidings
 from foreign import ask_for, body, connect, surfaced, write_to
-from tidings.broker import jwt
 from tidings.errors import MalformedMessage, UsageError
+from tidings.nats import jwt
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually

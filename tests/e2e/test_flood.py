@@ -7,8 +7,8 @@ import time
 import pytest
 
 from terminal import Terminal
-from tidings.broker.client import connect
-from tidings.broker.jwt import split_credentials
+from tidings.nats.client import connect
+from tidings.nats.jwt import split_credentials
 
 
 async def pour(terminal: Terminal, name: str, megabytes: int) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tidings.broker.jetstream import JetStream
 from tidings.nats.errors import NatsError
+from tidings.nats.jetstream import JetStream
 from tidings.space.log import fold_log
 from tidings.testing.history import History
 from tidings.testing.processes import steward_child

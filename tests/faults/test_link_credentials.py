@@ -12,10 +12,10 @@ from carried_links import said, status, until_came, worker
 from failing_links import failing_links, look_soon
 from inviting import attend
 from linked_spaces import LINK
-from tidings.broker import jwt
 from tidings.cli import link_words
 from tidings.endpoint.link_accepting import LinkWishes, accept_link
 from tidings.link import carrying
+from tidings.nats import jwt
 from tidings.space import linking
 from tidings.space.inviting import reach_of
 from tidings.space.link_inviting import LinkInviter, LinkTerms

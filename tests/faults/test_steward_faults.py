@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tidings.broker import jwt
-from tidings.broker.jetstream import JetStream
 from tidings.errors import AuthRevoked, LeaseHeld, LeaseLost, OutcomeUnknown, UnreachableError
+from tidings.nats import jwt
+from tidings.nats.jetstream import JetStream
 from tidings.space import administration
 from tidings.space.agents import AgentFile
 from tidings.space.fold import Table

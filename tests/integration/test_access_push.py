@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.broker import jwt
 from tidings.endpoint.connecting import connect_directly as connect
 from tidings.errors import DeniedError
+from tidings.nats import jwt
 from tidings.space.agents import AgentFile, Ledger
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.jetstream_api import NO_ROOM, ApiError
 from tidings.errors import AuthRevoked, LogFull, UnreachableError
+from tidings.nats.jetstream_api import NO_ROOM, ApiError
 from tidings.space.agents import AgentFile
 from tidings.space.provisioning import ensure_agent
 from tidings.steward.marks import KEPT, LogMark, thinned

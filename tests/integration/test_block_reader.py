@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from scripted_server import Scripted, scripted_server, stay
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import ApiError
 from tidings.broker.server import die_with_parent, find_binary, free_port
 from tidings.endpoint import block_reader
 from tidings.endpoint.block_reader import CLUSTER_PAUSES, BlockReader
@@ -20,6 +18,8 @@ from tidings.endpoint.records import RecordOpener
 from tidings.errors import ConnectionLost, TidingsError
 from tidings.nats import aio
 from tidings.nats.errors import NatsError
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jetstream_api import ApiError
 from tidings.testing.waiting import eventually
 from tidings.wire.block_refs import BlockSealer, SealedBlock
 from tidings.wire.frames import FrameRecord, Ref, decode_frame, encode_block, encode_frame, encode_seqs

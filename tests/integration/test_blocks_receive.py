@@ -13,12 +13,13 @@ import pytest
 
 import tidings
 from daemons import daemon_in
-from tidings.broker import grants, jwt
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import NO_END
+from tidings.broker import grants
 from tidings.endpoint import block_reader, frame_mailbox, mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeliveryLost, MalformedFrame
+from tidings.nats import jwt
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jetstream_api import NO_END
 from tidings.space.agents import AgentFile
 from tidings.steward import backstop
 from tidings.steward.history import HistoryHandlers

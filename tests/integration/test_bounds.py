@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 import tidings
-from tidings.broker import client as broker
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, DeniedError
+from tidings.nats import client as broker
 from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import watcher as watching
 from tidings.steward.status import resident_bytes

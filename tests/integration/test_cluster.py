@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from foreign import connect
-from tidings.broker.blocking import BlockingJetStream, WorkerConnection
-from tidings.broker.jetstream_api import NO_ROOM, ApiError, publish
 from tidings.broker.streams import ensure_streams, stream_specs
 from tidings.endpoint.identity import local_identity
 from tidings.endpoint.publishing import prepare_chat
 from tidings.errors import LeaseLost
+from tidings.nats.jetstream_api import NO_ROOM, ApiError, publish
+from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.pipeline.batches import batch_of
 from tidings.pipeline.outgoing import Outgoing
 from tidings.pipeline.publishing import publish_in_order

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.errors import ConfigError
+from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.steward.damage import Removed, seal_known_damage
 from tidings.steward.store_reading import read_store
 from tidings.testing.real_space import RealSpace

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 import tidings
-from tidings.broker.acks import NAK, DeliveryInfo
 from tidings.endpoint import frame_mailbox, mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.mailbox import pull
 from tidings.endpoint.notices import FrameGap
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded
+from tidings.nats.acks import NAK, DeliveryInfo
 from tidings.steward import backstop
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace

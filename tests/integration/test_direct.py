@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.broker.acks import ACK, DeliveryInfo, parse_delivery
 from tidings.endpoint import mailbox as endpoint_mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.mailbox import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
+from tidings.nats.acks import ACK, DeliveryInfo, parse_delivery
 from tidings.steward import admin_handlers
 from tidings.steward.intervals import Intervals
 from tidings.testing.history import History
@@ -44,7 +44,7 @@ async def people(space: RealSpace, *names: str) -> None:
 
 
 def id_of(space: RealSpace, name: str) -> str:
-    from tidings.broker import jwt
+    from tidings.nats import jwt
 
     return jwt.split_credentials(space.home.agent_creds(name).read_text())[1].id
 

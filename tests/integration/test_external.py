@@ -12,12 +12,13 @@ import pytest
 
 from administrator import Administrator, administered
 from inviting import attend
-from tidings.broker import grants, jwt
-from tidings.broker.client import Connection
+from tidings.broker import grants
 from tidings.broker.keyring import Keyring
 from tidings.endpoint.accepting import accept
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, BrokerUnreachable, ConfigError, TidingsError, UnreachableError, UsageError
+from tidings.nats import jwt
+from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError
 from tidings.space.agents import AgentFile
 from tidings.space.creation import create_space
@@ -234,8 +235,8 @@ async def eventually_added(space: RealSpace, name: str) -> None:
 
 
 async def _enter(url: str, creds: str) -> None:
-    from tidings.broker import jwt
-    from tidings.broker.client import connect as open_connection
+    from tidings.nats import jwt
+    from tidings.nats.client import connect as open_connection
 
     key = jwt.split_credentials(creds)[1]
     connection = await open_connection(url, creds, key.id, name="mal", reconnect=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foreign import ask_for, body, connect, write_to
-from tidings.broker.jetstream_api import ApiError
+from tidings.nats.jetstream_api import ApiError
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire import signing

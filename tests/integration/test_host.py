@@ -25,7 +25,6 @@ from crowd import revoke
 from duplicate_window import STREAM, forget_ids
 from hosted import break_trigger, mend_trigger
 from hosting import EVERYTHING, Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
-from tidings.broker.jetstream_api import NO_END
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.membership import Joined
 from tidings.endpoint.publishing import prepare_chat
@@ -49,6 +48,7 @@ from tidings.host import host as hosts
 from tidings.host.compose import SendRequest
 from tidings.host.inbox import Arrival, Bound, InboxRow
 from tidings.host.mailbox import LocalInbox, held_number, open_mailbox
+from tidings.nats.jetstream_api import NO_END
 from tidings.steward import side_streams
 from tidings.testing.processes import pause as pause_process
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space

@@ -18,10 +18,8 @@ import pytest
 
 import tidings
 from inviting import attend
-from tidings.broker import jwt
 from tidings.broker.certificate_files import CertificateFiles
 from tidings.broker.certificates import ensure_certificates
-from tidings.broker.client import connect
 from tidings.broker.invitation_token import token_of
 from tidings.endpoint import accepting
 from tidings.endpoint.accepting import accept
@@ -36,6 +34,8 @@ from tidings.errors import (
     NameTaken,
     UntrustedServer,
 )
+from tidings.nats import jwt
+from tidings.nats.client import connect
 from tidings.nats.errors import NatsError, PublishDenied
 from tidings.space import inviting
 from tidings.space.control import ControlClient

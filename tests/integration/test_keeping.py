@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from foreign import connect
-from tidings.broker.jetstream_api import NO_END
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.incoming import DirectRef
 from tidings.endpoint.interface import Receipt
 from tidings.endpoint.mailbox import PendingAck, PendingAcks
 from tidings.errors import UsageError
+from tidings.nats.jetstream_api import NO_END
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id

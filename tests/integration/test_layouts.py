@@ -8,10 +8,11 @@ import pytest
 
 from old_layouts import make_first
 from terminal import Terminal
-from tidings.broker import grants, jwt, streams
-from tidings.broker.client import connect
+from tidings.broker import grants, streams
 from tidings.broker.keyring import Keyring
 from tidings.errors import AuthRevoked, BrokerUnreachable
+from tidings.nats import jwt
+from tidings.nats.client import connect
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT, migrate

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.client import connect
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import (
+from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
+from tidings.nats.client import connect
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jetstream_api import (
     EXPECT_SEQUENCE,
     EXPECT_SUBJECT,
     NO_ROOM,
@@ -22,7 +23,6 @@ from tidings.broker.jetstream_api import (
     ApiError,
     Steps,
 )
-from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.space.fold import Verdict
 from tidings.space.lease import Holder, StewardLease
 from tidings.space.log import fold_log

@@ -17,14 +17,14 @@ import pytest
 
 from inviting import attend
 from linked_spaces import peer_of
-from tidings.broker import jwt
-from tidings.broker.client import connect
 from tidings.broker.invitation_token import token_of
 from tidings.broker.keyring import Keyring
 from tidings.endpoint import accepting, link_accepting
 from tidings.endpoint.accepting import accept
 from tidings.endpoint.link_accepting import AcceptedLink, LinkWishes, Proposal, accept_link
 from tidings.errors import AuthRevoked, ConfigError, DeniedError, OutcomeUnknown, TidingsError, UsageError
+from tidings.nats import jwt
+from tidings.nats.client import connect
 from tidings.nats.errors import NatsError
 from tidings.space import inviting
 from tidings.space.control import ControlClient

@@ -15,11 +15,11 @@ import pytest
 from carried_links import came, said, until_came, worker
 from inviting import attend
 from linked_spaces import peer_of
-from tidings.broker import jwt
 from tidings.cli.link_status import look
 from tidings.cli.options import place
 from tidings.endpoint.link_accepting import AcceptedLink, LinkWishes, Proposal, accept_link
 from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError
+from tidings.nats import jwt
 from tidings.space.inviting import reach_of
 from tidings.space.link_inviting import LinkInviter, LinkTerms
 from tidings.space.link_ledger import LinkLedger

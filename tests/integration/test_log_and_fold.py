@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tidings.broker.client import Connection
-from tidings.broker.jetstream import JetStream
 from tidings.errors import DeniedError, TooLarge
+from tidings.nats.client import Connection
+from tidings.nats.jetstream import JetStream
 from tidings.space.control import collect
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.home import SpaceInfo

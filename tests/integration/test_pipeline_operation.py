@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from tidings.broker.jetstream import JetStream
 from tidings.cli.main import main
 from tidings.errors import AuthRevoked
+from tidings.nats.jetstream import JetStream
 from tidings.pipeline.classify import Poison
 from tidings.pipeline.debts import DebtEvent, Debts
 from tidings.pipeline.deliverer import DeliverBatch

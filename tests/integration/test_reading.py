@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from bare import BareServer, bare_server
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import Answer, Ask, AskPage
-from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import BrokerUnreachable, LogGap, LogRegressed, UsageError
 from tidings.nats import aio
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jetstream_api import Answer, Ask, AskPage
 from tidings.pipeline import stream_reader
 from tidings.pipeline.source import NatsStreamReader
 from tidings.pipeline.source_options import SourceOptions
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.testing.waiting import eventually
 from tidings.wire.headers import encode_headers
+from tidings.wire.records import Missing, Page, StoredRecord
 
 pytest.importorskip("pyspark")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tidings.broker import jwt
 from tidings.errors import AuthRevoked
+from tidings.nats import jwt
 from tidings.space import recall
 from tidings.space.agents import AgentFile, Issued, Ledger
 from tidings.space.home import SpaceHome

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.broker.jetstream_api import ApiError
 from tidings.endpoint import redelivery
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeadLetter, LogFull, UsageError
+from tidings.nats.jetstream_api import ApiError
 from tidings.steward import backstop, dead_letters
 from tidings.steward.dead_letters import Letter
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 import tidings
-from tidings.broker.jetstream_api import EPOCH_KEY
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed, UsageError
+from tidings.nats.jetstream_api import EPOCH_KEY
 from tidings.space.log import fold_log
 from tidings.steward.service import Steward
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace

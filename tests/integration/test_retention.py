@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.jetstream import JetStream
 from tidings.broker.streams import GateState, gate_state
 from tidings.nats.errors import NoResponders
+from tidings.nats.jetstream import JetStream
 from tidings.space.agents import AgentFile
 from tidings.space.fold import Table
 from tidings.space.log import fold_log

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from tidings.broker import grants, jwt
-from tidings.broker.client import connect
+from tidings.broker import grants
 from tidings.broker.config import MAX_CONNECTIONS
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import NO_ROOM
 from tidings.broker.keyring import Keyring
 from tidings.broker.resolver import push_token
 from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, ConflictError, DeniedError, UnreachableError
+from tidings.nats import jwt
+from tidings.nats.client import connect
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jetstream_api import NO_ROOM
 from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import SpaceContext
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 import tidings
-from tidings.broker.blocking import WorkerConnection
 from tidings.broker.certificate_files import CertificateFiles
 from tidings.broker.certificates import ensure_certificates
-from tidings.broker.client import connect
-from tidings.broker.jwt import split_credentials
 from tidings.broker.server import Broker, free_port
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.connection_check import check_connection
 from tidings.endpoint.identity import Identity, bundle_identity, move_bundle
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UntrustedServer, WireError
 from tidings.nats.address import moved, parse_address, parse_addresses, trusting
+from tidings.nats.client import connect
+from tidings.nats.jetstream_blocking import WorkerConnection
+from tidings.nats.jwt import split_credentials
 from tidings.space.creation import broker_config
 from tidings.testing.proxy import FaultProxy, fault_proxy
 from tidings.testing.real_space import RealSpace, real_space

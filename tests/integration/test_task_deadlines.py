@@ -9,11 +9,11 @@ import pytest
 
 import tidings
 from reviewing import PACE, book_of, connect, one, reviewers
-from tidings.broker.jetstream import JetStream
 from tidings.errors import (
     ConflictError,
     TaskDead,
 )
+from tidings.nats.jetstream import JetStream
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 

@@ -15,11 +15,8 @@ import pytest
 
 import tidings
 from connect_proxy import ConnectProxy, connect_proxy
-from tidings.broker.blocking import WorkerConnection
 from tidings.broker.certificate_files import CertificateFiles
 from tidings.broker.certificates import ensure_certificates
-from tidings.broker.client import connect
-from tidings.broker.jwt import credentials, split_credentials
 from tidings.broker.keyring import Keyring
 from tidings.broker.server import free_port
 from tidings.endpoint.connecting import connect_directly, find_identity
@@ -27,6 +24,9 @@ from tidings.endpoint.connection_check import check_connection
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UntrustedServer
 from tidings.nats.address import in_websocket, moved, parse_address, trusting
 from tidings.nats.aio import Connection
+from tidings.nats.client import connect
+from tidings.nats.jetstream_blocking import WorkerConnection
+from tidings.nats.jwt import credentials, split_credentials
 from tidings.space.inviting import reach_of
 from tidings.space.listening import address_for
 from tidings.testing.proxy import fault_proxy

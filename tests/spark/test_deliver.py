@@ -8,11 +8,11 @@ import pytest
 
 from crowd import check, join, leave, read_all, say
 from linking import OtherSpace
-from tidings.broker import jwt
-from tidings.broker.blocking import WorkerConnection
 from tidings.broker.keyring import Keyring
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import TidingsError
+from tidings.nats import jwt
+from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.pipeline import deliverer as rules
 from tidings.pipeline.job import SpaceTable
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader

@@ -13,9 +13,9 @@ import pytest
 from deltalake import DeltaTable
 
 from crowd import AGENTS, Crowd, check, check_order, clients, gathered, join, others, post_large, read_all, say, say_on
-from tidings.broker.blocking import BlockingJetStream, WorkerConnection
 from tidings.cli.main import main
 from tidings.errors import LeaseHeld, LeaseLost, TidingsError
+from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.pipeline import deliverer as rules
 from tidings.pipeline import heartbeat, planning
 from tidings.pipeline.broker_state import MAILBOX_FRAMES, BrokerState, DeliverFloor

@@ -8,9 +8,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from bare import BareServer
-from tidings.broker.records import StoredRecord
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.wire.headers import Headers, encode_headers
+from tidings.wire.records import StoredRecord
 
 
 def stored(bare: BareServer, stream: str) -> list[StoredRecord]:

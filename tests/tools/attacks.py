@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidings.broker import jwt
+from tidings.nats import jwt
 from tidings.testing.security.actor import line
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair

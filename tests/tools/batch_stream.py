@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tidings.broker.jetstream_api import BATCH_HAS_DUPLICATE, EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE
 from tidings.nats.blocking import Reply
+from tidings.nats.jetstream_api import BATCH_HAS_DUPLICATE, EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE
 from tidings.wire.headers import Headers
 
 Sent = tuple[str, bytes, bytes]

@@ -11,12 +11,12 @@ import json
 import random
 from collections.abc import Callable, Sequence
 
-from tidings.broker.records import StoredRecord
 from tidings.space.fold import LogRecord, Table
 from tidings.wire.headers import encode_headers
 from tidings.wire.keys import ACCOUNT
 from tidings.wire.links import ORIGIN_HEADER
 from tidings.wire.message import Mention, Message, Sender, compose
+from tidings.wire.records import StoredRecord
 from tidings.wire.rulings import Access, Channel, Defaults, Link, Space
 from tools import model
 from tools.generated import GeneratedLog, seeded_key, verify_once

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.jetstream import JetStream, StoredRecord
+from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.testing.real_space import RealSpace
 from tidings.wire.block_refs import BlockSealer, SealedBlock
 from tidings.wire.frames import (

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from tidings.broker.records import Missing, StoredRecord
 from tidings.errors import WireError
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.fold import LogRecord
@@ -21,6 +20,7 @@ from tidings.wire import message as wire_message
 from tidings.wire import rulings
 from tidings.wire.headers import Fields, Headers, refused_headers, values_of
 from tidings.wire.message import MAX_PAYLOAD, Message
+from tidings.wire.records import Missing, StoredRecord
 from tools import model
 
 Verify = Callable[[str | None, str, str, str, bytes], bool]

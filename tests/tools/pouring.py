@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tidings.broker.jetstream import JetStream
+from tidings.nats.jetstream import JetStream
 
 #: subject, payload, headers
 Pour = tuple[str, bytes, Mapping[str, str]]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tidings.broker.jwt import Claims, Permissions, UserLimits
+from tidings.nats.jwt import Claims, Permissions, UserLimits
 from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import (
     ADMISSION_SERVICE,

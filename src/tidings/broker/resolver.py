@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tidings.broker.client import Connection
 from tidings.errors import BrokerFailed
+from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError
 from tidings.util.private_files import private_dir, write_private
 

@@ -15,11 +15,11 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from tidings.broker.jetstream import JetStream, StoredRecord
-from tidings.broker.jetstream_api import ApiError
 from tidings.errors import BrokerFailed, UnhealthyError
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError
+from tidings.nats.jetstream import JetStream, StoredRecord
+from tidings.nats.jetstream_api import ApiError
 
 CHUNK = 128 * 1024
 #: seconds between two chunks; the source reads its whole stream before the first

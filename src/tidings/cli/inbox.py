@@ -417,8 +417,8 @@ def _aside_in_file(where: Place) -> list[Message]:
 
 
 def _key(where: Place) -> KeyPair:
-    from tidings.broker import jwt
     from tidings.endpoint.identity import imported_identity
+    from tidings.nats import jwt
     from tidings.util.private_files import read_private
 
     if (imported := imported_identity(where.home, where.agent)) is not None:

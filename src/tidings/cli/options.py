@@ -102,7 +102,7 @@ class Place:
         """Whose key is on disk: a name that was added again is another agent."""
         if (imported := self._imported()) is not None:
             return imported.id
-        from tidings.broker import jwt
+        from tidings.nats import jwt
         from tidings.util.private_files import read_private
 
         path = self.home.agent_creds(self.agent)

@@ -19,9 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tidings.broker import jwt
 from tidings.broker.certificate_files import server_name
-from tidings.broker.client import close_quietly, connect
 from tidings.broker.invitation_token import token_of
 from tidings.endpoint.identity import Identity, bundle_identity
 from tidings.errors import (
@@ -35,7 +33,9 @@ from tidings.errors import (
     UntrustedServer,
     WireError,
 )
+from tidings.nats import jwt
 from tidings.nats.address import Address
+from tidings.nats.client import close_quietly, connect
 from tidings.nats.errors import ProtocolError
 from tidings.nats.proxy import END, MAX_ANSWER, check_tunnel, proxy_for, tunnel_request
 from tidings.space.control import ControlClient

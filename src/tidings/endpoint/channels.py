@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.client import Connection
 from tidings.endpoint import notices
 from tidings.endpoint.backfill import Backfill, LogReader
 from tidings.endpoint.connection import AgentConnection
@@ -36,6 +35,7 @@ from tidings.errors import (
     TidingsError,
     UnreachableError,
 )
+from tidings.nats.client import Connection
 from tidings.util.task_ends import end_tasks
 from tidings.wire.ids import new_id
 from tidings.wire.marks import Stamp

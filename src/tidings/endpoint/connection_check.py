@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from tidings.broker.client import connect
-from tidings.broker.jwt import decode
 from tidings.endpoint.identity import Identity
 from tidings.errors import AuthRevoked, DeniedError, TidingsError
 from tidings.nats.address import Address, parse_addresses
+from tidings.nats.client import connect
 from tidings.nats.errors import NatsError, untrusted_words
+from tidings.nats.jwt import decode
 from tidings.nats.proxy import END, MAX_ANSWER, Proxy, check_tunnel, proxy_for, tunnel_request
 from tidings.space.control import ControlClient
 

@@ -15,7 +15,6 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from tidings.broker.acks import DeliveryInfo
 from tidings.endpoint.incoming import Incoming
 from tidings.endpoint.interface import Receipt
 from tidings.endpoint.links import Judge
@@ -23,6 +22,7 @@ from tidings.endpoint.mailbox import ACK_PATIENCE, AgentMailbox, PendingAck
 from tidings.endpoint.notices import of_void
 from tidings.endpoint.receipts import ReceiptSender, ReceiptWatch
 from tidings.errors import OutcomeUnknown, UnreachableError, WireError
+from tidings.nats.acks import DeliveryInfo
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.headers import Headers
 from tidings.wire.message import Message

@@ -21,8 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tidings.broker.acks import ACK_WAIT, DeliveryInfo
-from tidings.broker.client import Connection
 from tidings.endpoint.block_reader import AT_ONCE, BlockReader
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.mailbox import REFUSED_PAUSE, AgentMailbox, PendingAck
@@ -37,6 +35,8 @@ from tidings.errors import (
     UnhealthyError,
     UnreachableError,
 )
+from tidings.nats.acks import ACK_WAIT, DeliveryInfo
+from tidings.nats.client import Connection
 from tidings.util.failpoints import reach
 from tidings.util.private_files import write_private
 from tidings.util.task_ends import end_tasks

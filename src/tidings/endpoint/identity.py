@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidings.broker import jwt
 from tidings.errors import ConfigError, ConflictError, TidingsError, UsageError, WireError
+from tidings.nats import jwt
 from tidings.nats.address import moved, parse_addresses, shown, with_authority
 from tidings.space.home import SpaceHome
 from tidings.space.provisioning import ensure_agent

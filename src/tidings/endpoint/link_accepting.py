@@ -23,9 +23,9 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker import jwt
 from tidings.endpoint.accepting import Tell, addresses_of, ask, where_of
 from tidings.errors import AuthRevoked, ConfigError, ConflictError, DeniedError, UsageError, WireError
+from tidings.nats import jwt
 from tidings.nats.address import parse_addresses
 from tidings.space.administration import Administrator, administer
 from tidings.space.home import SpaceHome, SpaceInfo

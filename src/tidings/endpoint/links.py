@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.client import Connection
 from tidings.endpoint.connection import AgentConnection
 from tidings.errors import OutcomeUnknown, StewardUnreachable, TidingsError, UnreachableError, WireError
+from tidings.nats.client import Connection
 from tidings.space.rulebook import Timeline
 from tidings.util.task_ends import end_tasks
 from tidings.wire.envelope import ClaimedOrigin

@@ -13,13 +13,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from tidings.broker.client import TOO_MANY_SUBSCRIPTIONS, Connection
 from tidings.broker.grants import MAX_SUBSCRIPTIONS
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.membership import Hole, LocalMembership, Memberships
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import Dedup, LiveCopy, RecordOpener
 from tidings.errors import DeniedError
+from tidings.nats.client import TOO_MANY_SUBSCRIPTIONS, Connection
 from tidings.nats.core import Msg
 from tidings.wire.subjects import Chat, Via
 

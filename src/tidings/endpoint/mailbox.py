@@ -23,10 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from tidings.broker.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM, DeliveryInfo, handed_out, parse_delivery
-from tidings.broker.client import Connection, status_of
 from tidings.endpoint.connection import AgentConnection
 from tidings.errors import TidingsError
+from tidings.nats.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM, DeliveryInfo, handed_out, parse_delivery
+from tidings.nats.client import Connection, status_of
 from tidings.nats.errors import NatsError
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks, undisturbed

@@ -21,8 +21,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidings.broker.client import Connection
-from tidings.broker.jetstream_api import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.identity import Identity
 from tidings.endpoint.remote_changes import AccessWatch
@@ -44,7 +42,9 @@ from tidings.errors import (
     UsageError,
     WireError,
 )
+from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError, NoResponders, NotConnected
+from tidings.nats.jetstream_api import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY
 from tidings.util.backoff import Backoff
 from tidings.wire import message as wire
 from tidings.wire import signing

@@ -24,11 +24,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tidings.broker.jwt import decode, expiry_of
 from tidings.endpoint.channels import Channels
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.roster import Roster
 from tidings.errors import ConfigError, DeniedError, Reconnecting, TidingsError
+from tidings.nats.jwt import decode, expiry_of
 from tidings.util.task_ends import end_tasks
 from tidings.wire.patterns import covers_any
 from tidings.wire.roster import Agent

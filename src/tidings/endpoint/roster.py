@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.client import Connection
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.directory import each_once, resolve_among
 from tidings.errors import (
@@ -31,6 +30,7 @@ from tidings.errors import (
     UnreachableError,
     WireError,
 )
+from tidings.nats.client import Connection
 from tidings.space.steward_keys import followed_key
 from tidings.util.task_ends import end_tasks
 from tidings.wire.headers import Headers

@@ -9,10 +9,10 @@ import sqlite3
 import time
 from pathlib import Path
 
-from tidings.broker.jwt import split_credentials
 from tidings.link import ledger as books
 from tidings.link.definition import LinkDefinition
 from tidings.link.ledger import LinkRow
+from tidings.nats.jwt import split_credentials
 from tidings.util.private_files import read_private
 from tidings.wire.keys import seed_bytes
 from tidings.wire.links import authorization_epoch

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tidings.broker.client import Connection, close_quietly, connect
-from tidings.broker.jwt import split_credentials
 from tidings.errors import BrokerUnreachable, OutcomeUnknown, StewardUnreachable
+from tidings.nats.client import Connection, close_quietly, connect
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError, NoResponders, NotConnected
+from tidings.nats.jwt import split_credentials
 from tidings.util.private_files import check_private, read_private
 
 

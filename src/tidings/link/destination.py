@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tidings.broker.client import Connection
-from tidings.broker.jetstream_api import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY
 from tidings.errors import (
     BrokerUnreachable,
     DeniedError,
@@ -32,8 +30,10 @@ from tidings.link.connection import LinkConnection
 from tidings.link.paging import PAGE_RECORDS
 from tidings.link.ports import AdmittedAt, IndexPage, IndexRow, LinkAdmission, LocalFacts
 from tidings.nats.aio import Subscription
+from tidings.nats.client import Connection
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError, NotConnected
+from tidings.nats.jetstream_api import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY
 from tidings.space.control import ControlClient
 from tidings.wire.links import origin_fields
 from tidings.wire.message import MAX_PAYLOAD

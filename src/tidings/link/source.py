@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tidings.broker import jwt
-from tidings.broker.client import Connection
 from tidings.errors import (
     AuthRevoked,
     ConflictError,
@@ -36,6 +34,8 @@ from tidings.errors import (
 from tidings.link.compare import ComparisonLimits
 from tidings.link.connection import LinkConnection
 from tidings.link.ports import Fetched, PeerFacts, Prepare
+from tidings.nats import jwt
+from tidings.nats.client import Connection
 from tidings.space.control import request_body
 from tidings.util.private_files import read_private, write_private
 from tidings.util.task_ends import end_tasks

@@ -30,10 +30,10 @@ from itertools import accumulate, islice
 
 from pyspark.sql.datasource import InputPartition
 
-from tidings.broker.records import Page
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader, StreamState
+from tidings.wire.records import Page
 
 _SEQUENCE = b"\r\nNats-Sequence: "
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tidings.broker.blocking import WorkerConnection
-from tidings.broker.jetstream_api import EXPECT_SEQUENCE, ApiError, stored_seq
 from tidings.errors import LeaseLost
+from tidings.nats.jetstream_api import EXPECT_SEQUENCE, ApiError, stored_seq
+from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.pipeline.outgoing import Outgoing, Published, fenced, lease_lost
 from tidings.util.failpoints import reach
 from tidings.wire.headers import encode_headers

@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tidings.broker import jetstream_api as api
-from tidings.broker.blocking import BlockingJetStream
-from tidings.broker.records import StoredRecord
 from tidings.errors import ConflictError, LeaseLost
+from tidings.nats import jetstream_api as api
+from tidings.nats.jetstream_blocking import BlockingJetStream
 from tidings.pipeline.deliverer import NEVER, Emptied
 from tidings.space.lease import DeliverLease
 from tidings.space.state import Entry, StateApi
+from tidings.wire.records import StoredRecord
 from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Subjects
 

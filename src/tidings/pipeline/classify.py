@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
 from tidings.space.rulebook import Rulebook
 from tidings.wire import message as wire_message
@@ -21,6 +20,7 @@ from tidings.wire.headers import Fields, Headers, read_plain_block, refused_head
 from tidings.wire.links import HOPS_HEADER, ORIGIN_HEADER, read_origin
 from tidings.wire.message import MAX_PAYLOAD
 from tidings.wire.plain_message import Addressed, read_plain
+from tidings.wire.records import StoredRecord
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Chat, Ruling, Subjects, Via
 

@@ -15,11 +15,11 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tidings.broker.records import StoredRecord
 from tidings.pipeline.blocks import BlockInfo, Cuts, MadeBlock, cut_blocks
 from tidings.pipeline.classify import Classifier, Deliverable, Poison, Void
 from tidings.space.rulebook import Rulebook
 from tidings.wire.block_refs import ref_size
+from tidings.wire.records import StoredRecord
 from tidings.wire.subjects import Subjects
 
 SCHEMA = "kind string, channel string, first bigint, last bigint, count bigint, said string, data binary, seqs binary"

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidings.broker.records import StoredRecord
 from tidings.errors import ConflictError, StoreBroken, UnhealthyError
 from tidings.pipeline.admission import measure
 from tidings.pipeline.broker_state import DeliverFloor
@@ -39,6 +38,7 @@ from tidings.space.lease import DeliverLease
 from tidings.space.log import ruling_steps
 from tidings.util.private_files import own_secret
 from tidings.wire.block_refs import SECRET_BYTES, BlockSealer
+from tidings.wire.records import StoredRecord
 from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Subjects
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.blocking import WorkerConnection
-from tidings.broker.jwt import signed, split_credentials
 from tidings.errors import (
     AuthRevoked,
     BrokerUnreachable,
@@ -29,6 +27,8 @@ from tidings.errors import (
 from tidings.nats.address import parse_addresses, shown
 from tidings.nats.core import Auth, anonymous
 from tidings.nats.errors import AuthRefused
+from tidings.nats.jetstream_blocking import WorkerConnection
+from tidings.nats.jwt import signed, split_credentials
 from tidings.pipeline.options import GivenOptions
 from tidings.wire.keys import KeyPair
 

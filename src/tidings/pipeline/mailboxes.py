@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
-from tidings.broker.blocking import BlockingJetStream
+from tidings.nats.jetstream_blocking import BlockingJetStream
 from tidings.pipeline.batches import batch_of
 from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.broker_state import BrokerState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tidings.broker.jetstream_api import WRONG_LAST_SEQUENCE, ApiError
+from tidings.nats.jetstream_api import WRONG_LAST_SEQUENCE, ApiError
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Generic, TypeVar
 
-from tidings.broker.blocking import WorkerConnection
-from tidings.broker.jetstream_api import ApiError, stored_seq
 from tidings.errors import LeaseLost
 from tidings.nats.blocking import Reply
 from tidings.nats.errors import ConnectionGone
+from tidings.nats.jetstream_api import ApiError, stored_seq
+from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.pipeline.batches import BatchPublisher
 from tidings.pipeline.outgoing import Outgoing, Published, fenced, lease_lost
 from tidings.util.failpoints import reach

@@ -22,10 +22,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from tidings.broker.blocking import WorkerConnection
-from tidings.broker.jetstream_api import EXPECT_SUBJECT, fence
 from tidings.errors import UnhealthyError, UsageError
 from tidings.nats.errors import NatsError
+from tidings.nats.jetstream_api import EXPECT_SUBJECT, fence
+from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.pipeline.batches import batch_of
 from tidings.pipeline.login import Login, checked_url
 from tidings.pipeline.options import GivenOptions

@@ -21,14 +21,14 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from tidings.broker.jetstream_api import EPOCH_KEY
-from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import LogGap, LogRegressed
+from tidings.nats.jetstream_api import EPOCH_KEY
 from tidings.pipeline.admission import BatchAdmission, SeqRange, split
 from tidings.pipeline.sink import NatsStreamWriter, NatsWriter, SinkOptions
 from tidings.pipeline.source_options import SourceOptions
 from tidings.pipeline.stream_reader import StreamReader, StreamState
 from tidings.wire.headers import fields_of
+from tidings.wire.records import Missing, Page, StoredRecord
 
 _MICROSECONDS = pa.timestamp("us", tz="UTC")
 _MAP = pa.map_(pa.string(), pa.list_(pa.string()))

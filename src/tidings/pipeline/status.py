@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tidings.broker import jetstream_api as api
-from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
+from tidings.nats import jetstream_api as api
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.home import SpaceHome
 from tidings.space.state import Entry, StateApi
 from tidings.util.private_files import check_private
 from tidings.wire import rulings
+from tidings.wire.records import StoredRecord
 from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Subjects
 

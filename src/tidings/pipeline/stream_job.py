@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from tidings.broker.blocking import BlockingJetStream, WorkerConnection
 from tidings.errors import LeaseHeld, LeaseLost, OutcomeUnknown, TidingsError, UnhealthyError, UnreachableError
+from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import OLD_LOG
 from tidings.pipeline.folders import folder_at

@@ -1,6 +1,6 @@
 """One stream of a broker, read by sequence over a connection of its own: what source, driver and status use.
 
-A read is stateless, so a repeated read answers the same. The rules of reading are in `broker/jetstream_api.py`; who we
+A read is stateless, so a repeated read answers the same. The rules of reading are in `nats/jetstream_api.py`; who we
 are to the broker is in `login.py`. Several filters are several reads, merged: the broker takes one at a time.
 """
 
@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from tidings.broker import jetstream_api as api
-from tidings.broker.blocking import BlockingJetStream, WorkerConnection
-from tidings.broker.jetstream_api import NO_STREAM, Answer, ApiError, Ask, AskPage, RangeReader
-from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import BrokerUnreachable, UsageError
+from tidings.nats import jetstream_api as api
 from tidings.nats.address import shown
+from tidings.nats.jetstream_api import NO_STREAM, Answer, ApiError, Ask, AskPage, RangeReader
+from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.pipeline.login import Login
+from tidings.wire.records import Missing, Page, StoredRecord
 
 PAGE_RECORDS = 10_000
 PAGE_BYTES = 4 * 1024 * 1024

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from tidings.broker.blocking import WorkerConnection
-from tidings.broker.jetstream_api import WRONG_LAST_SEQUENCE, ApiError, stored_seq
 from tidings.errors import LeaseLost, UnhealthyError
 from tidings.nats.blocking import Reply
+from tidings.nats.jetstream_api import WRONG_LAST_SEQUENCE, ApiError, stored_seq
+from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.pipeline.publishing import ANSWER_TIMEOUT, MAX_BYTES_IN_FLIGHT
 
 #: the broker refuses what is more than it buffers for a stream: 10,000 messages of all its writers together, if nobody

@@ -18,9 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tidings.broker import grants, jwt
-from tidings.broker.client import Connection, close_quietly, connect
-from tidings.broker.jetstream import JetStream
+from tidings.broker import grants
 from tidings.broker.keyring import Keyring
 from tidings.broker.resolver import push_token
 from tidings.broker.streams import ensure_streams
@@ -33,6 +31,9 @@ from tidings.errors import (
     UnreachableError,
     UsageError,
 )
+from tidings.nats import jwt
+from tidings.nats.client import Connection, close_quietly, connect
+from tidings.nats.jetstream import JetStream
 from tidings.space.agents import CUT, LIVE, AgentFile, Issued, Ledger, parse_agent_file
 from tidings.space.control import ControlClient
 from tidings.space.external import longest_lifetime, push_account_token

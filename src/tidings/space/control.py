@@ -10,8 +10,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from tidings.broker.client import Connection
 from tidings.errors import ERRORS_BY_CODE, BrokerUnreachable, OutcomeUnknown, StewardUnreachable, TidingsError
+from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError, NoResponders
 from tidings.wire.ids import new_id
 from tidings.wire.subjects import Subjects

@@ -18,17 +18,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tidings.broker import jwt
-from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.config import RESERVE
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import ApiError
 from tidings.broker.keyring import Keyring
 from tidings.broker.server import MINIMUM_VERSION
 from tidings.broker.streams import storage_needed
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UsageError
+from tidings.nats import jwt
 from tidings.nats.address import parse_addresses, shown
+from tidings.nats.client import Connection, close_quietly, connect
 from tidings.nats.errors import NatsError, Unwritable
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jetstream_api import ApiError
 from tidings.space.agents import Ledger
 from tidings.space.home import SIGNED_ELSEWHERE, SIGNING, SpaceHome, SpaceInfo, greeted
 from tidings.space.invitations import Invitations

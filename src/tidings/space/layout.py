@@ -26,10 +26,10 @@ import json
 import time
 from pathlib import Path
 
-from tidings.broker import jwt
 from tidings.broker.keyring import Keyring
 from tidings.broker.resolver import write_tokens
 from tidings.errors import ConfigError
+from tidings.nats import jwt
 from tidings.space.agents import Ledger
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.invitations import Invitations

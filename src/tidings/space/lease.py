@@ -24,17 +24,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tidings.broker import jetstream_api as api
-from tidings.broker.blocking import BlockingJetStream
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, Lag, Sleep, Steps
-from tidings.broker.records import StoredRecord
 from tidings.broker.streams import gate_steps
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, LogFull, MalformedRecord, OutcomeUnknown
+from tidings.nats import jetstream_api as api
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jetstream_api import EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, Lag, Sleep, Steps
+from tidings.nats.jetstream_blocking import BlockingJetStream
 from tidings.space.state import Entry, StateApi
 from tidings.wire import rulings
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tidings.wire.records import StoredRecord
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Subjects

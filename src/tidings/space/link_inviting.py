@@ -20,10 +20,10 @@ from typing import TypeGuard
 
 import msgspec
 
-from tidings.broker import jwt
-from tidings.broker.client import close_quietly, connect
 from tidings.errors import AuthRevoked, ConfigError, DeniedError, InvalidName, TidingsError, UsageError, WireError
+from tidings.nats import jwt
 from tidings.nats.address import parse_addresses
+from tidings.nats.client import close_quietly, connect
 from tidings.nats.errors import Unwritable
 from tidings.space.administration import Administrator
 from tidings.space.home import SpaceHome

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from tidings.broker import jwt
 from tidings.errors import ConfigError, TidingsError
+from tidings.nats import jwt
 from tidings.nats.address import parse_addresses, shown
 from tidings.nats.errors import Unwritable
 from tidings.space.home import SpaceHome

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker import jwt
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError, UsageError
+from tidings.nats import jwt
 from tidings.space.administration import Administrator
 from tidings.space.external import longest_lifetime
 from tidings.space.link_ledger import AgreedLink

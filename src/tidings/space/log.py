@@ -6,11 +6,11 @@ over is turned into the fold's records here and nowhere else, so every reader se
 
 from __future__ import annotations
 
-from tidings.broker.jetstream import PAGE, PAGE_BYTES, JetStream
-from tidings.broker.jetstream_api import RangeReader, Steps
-from tidings.broker.records import Page, StoredRecord
+from tidings.nats.jetstream import PAGE, PAGE_BYTES, JetStream
+from tidings.nats.jetstream_api import RangeReader, Steps
 from tidings.space.fold import LogRecord, Table
 from tidings.space.home import SpaceInfo
+from tidings.wire.records import Page, StoredRecord
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Subjects
 

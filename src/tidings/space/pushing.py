@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from tidings.broker import jwt
-from tidings.broker.client import Connection, close_quietly, connect
 from tidings.errors import BrokerUnreachable, ConfigError
+from tidings.nats import jwt
+from tidings.nats.client import Connection, close_quietly, connect
 from tidings.space.home import SIGNING, SpaceHome, SpaceInfo
 from tidings.util.private_files import private_dir, write_private
 

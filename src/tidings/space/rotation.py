@@ -7,8 +7,8 @@ starts the steward or the pipeline again, which find the new one.
 
 from __future__ import annotations
 
-from tidings.broker import jwt
 from tidings.errors import UsageError
+from tidings.nats import jwt
 from tidings.space.administration import Administrator
 from tidings.space.home import SpaceInfo
 from tidings.space.layout import Voided, make_link_creds, make_pipeline_creds

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tidings.broker import jwt
-from tidings.broker.client import Connection, connect
 from tidings.errors import UsageError
+from tidings.nats import jwt
+from tidings.nats.client import Connection, connect
 from tidings.space.control import ControlClient
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.util.private_files import read_private

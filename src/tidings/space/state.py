@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidings.broker import jetstream_api as api
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import Steps
-from tidings.broker.records import StoredRecord
+from tidings.nats import jetstream_api as api
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jetstream_api import Steps
 from tidings.wire.names import check_token
+from tidings.wire.records import StoredRecord
 from tidings.wire.subjects import Subjects
 
 

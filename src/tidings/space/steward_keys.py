@@ -7,8 +7,8 @@ import binascii
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import MalformedRecord
+from tidings.nats.jetstream import StoredRecord
 from tidings.space.fold import Table
 from tidings.space.log import log_record
 from tidings.wire.subjects import Subjects

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.acks import ACK_WAIT
-from tidings.broker.jetstream_api import NO_CONSUMER, ApiError
 from tidings.errors import ConflictError, LeaseLost, NameTaken, TidingsError, UsageError
+from tidings.nats.acks import ACK_WAIT
+from tidings.nats.jetstream_api import NO_CONSUMER, ApiError
 from tidings.space import pushing, recall
 from tidings.space.view import TableView
 from tidings.steward.context import SpaceContext, now

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import UsageError
+from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.gate import LogGate
 from tidings.steward.link_pushes import LinkPushes

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.jetstream import JetStream, StoredRecord
-from tidings.broker.jetstream_api import NO_CONSUMER, ApiError, info_from
 from tidings.errors import AuthRevoked, BrokerUnreachable, DeniedError
+from tidings.nats.jetstream import JetStream, StoredRecord
+from tidings.nats.jetstream_api import NO_CONSUMER, ApiError, info_from
 from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.membership import Interval

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from tidings.broker.block_repair import seal_damaged
-from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.errors import ConfigError, TidingsError
+from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.space.home import SpaceHome
 
 #: deleted sequences that are asked for, and runs of them that are remembered

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import UsageError
+from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import KINDS, DeadLetters, Letter
 from tidings.steward.history import encoded, replay_of

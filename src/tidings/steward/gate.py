@@ -12,8 +12,8 @@ from typing import Any
 
 from tidings.broker.config import RESERVE
 from tidings.broker.disk import DiskReserve
-from tidings.broker.jetstream import JetStream
 from tidings.broker.streams import GateState, gate_of, gate_state, set_gate
+from tidings.nats.jetstream import JetStream
 from tidings.wire.subjects import Subjects
 
 #: shares of the budget

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import DeniedError, UsageError
+from tidings.nats.jetstream import StoredRecord
 from tidings.space.membership import Interval
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit

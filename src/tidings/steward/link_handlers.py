@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import BrokerUnreachable, ConflictError, DeniedError, UsageError
+from tidings.nats.jetstream import StoredRecord
 from tidings.space.link_ledger import LinkLedger
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.fair_queue import ConcurrencyLimit

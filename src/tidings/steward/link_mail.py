@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, DeniedError, UsageError
 from tidings.nats.errors import NatsError
+from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers

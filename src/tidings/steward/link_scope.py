@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidings.broker.records import StoredRecord
 from tidings.errors import MalformedMessage
 from tidings.space.rulebook import Rulebook
 from tidings.wire import message as wire_message
@@ -22,6 +21,7 @@ from tidings.wire.marks import record_mark
 from tidings.wire.message import MAX_PAYLOAD
 from tidings.wire.patterns import covers_any, covers_pattern
 from tidings.wire.plain_message import read_plain
+from tidings.wire.records import StoredRecord
 from tidings.wire.rulings import Link
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Chat, Subjects, Via

@@ -21,9 +21,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, DeniedError, MalformedMessage, OutcomeUnknown, UsageError
 from tidings.nats.errors import NatsError
+from tidings.nats.jetstream import StoredRecord
 from tidings.space.link_ledger import LinkLedger
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit

@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from tidings.broker.client import Connection, close_quietly
 from tidings.nats.aio import Subscription
+from tidings.nats.client import Connection, close_quietly
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError
 from tidings.steward.context import SpaceContext

@@ -20,8 +20,8 @@ import logging
 import time
 from collections import Counter, defaultdict
 
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConfigError
+from tidings.nats.jetstream import StoredRecord
 from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import SpaceContext
 from tidings.steward.linked_people import LinkedPeople

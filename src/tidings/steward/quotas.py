@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tidings.broker.grants import MAX_MESSAGE
-from tidings.broker.jetstream import StoredRecord
+from tidings.nats.jetstream import StoredRecord
 from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.gate import LogGate

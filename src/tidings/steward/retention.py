@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.broker.streams import GateState
 from tidings.errors import ConflictError
+from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.space.compaction import removable
 from tidings.space.fold import Table
 from tidings.space.state import StateBucket

@@ -18,12 +18,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from tidings.broker.client import Connection, close_quietly, connect
 from tidings.broker.disk import DiskReserve
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import NO_STREAM, ApiError, info_from
-from tidings.broker.jwt import split_credentials
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnreachableError
+from tidings.nats.client import Connection, close_quietly, connect
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jetstream_api import NO_STREAM, ApiError, info_from
+from tidings.nats.jwt import split_credentials
 from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.lease import StewardLease

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from tidings.broker.grants import MAX_MESSAGE
-from tidings.broker.jetstream import StoredRecord
+from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.damage import Removed
 from tidings.steward.gate import WARN_AT

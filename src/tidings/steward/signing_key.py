@@ -14,8 +14,8 @@ import logging
 
 import msgspec
 
-from tidings.broker.jetstream import JetStream
 from tidings.errors import TidingsError, UsageError
+from tidings.nats.jetstream import JetStream
 from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record

@@ -17,11 +17,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidings.broker import jwt
-from tidings.broker.client import close_quietly, connect
-from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.broker.keyring import Keyring
 from tidings.errors import MalformedFrame
+from tidings.nats import jwt
+from tidings.nats.client import close_quietly, connect
+from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.jetstream_api import info_from
+from tidings.nats.jetstream_api import info_from
 from tidings.space.lease import StewardLease
 from tidings.space.membership import Interval
 from tidings.steward.context import Lifecycle, SpaceContext, now

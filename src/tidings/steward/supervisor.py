@@ -21,10 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.client import connect
 from tidings.broker.disk import DiskReserve
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jwt import split_credentials
 from tidings.broker.server import Broker, binary_version, find_binary
 from tidings.errors import (
     AuthRevoked,
@@ -38,6 +35,9 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.nats.address import DEFAULT_PORTS, shown
+from tidings.nats.client import connect
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jwt import split_credentials
 from tidings.space.agents import Ledger
 from tidings.space.creation import broker_config
 from tidings.space.external import SHORT_LIVED, danger_of_replicas, replicas_of

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from tidings.broker.grants import MAX_MESSAGE
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import MalformedMessage, OutcomeUnknown, Superseded, TidingsError, UsageError
 from tidings.nats.errors import NatsError
+from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import BEYOND_BOUND, DeadLetters, bytes_of_tasks, excess
 from tidings.steward.store_watch import StoreWatch

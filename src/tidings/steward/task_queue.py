@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.acks import handed_out
-from tidings.broker.client import status_of
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import LeaseLost, TidingsError
+from tidings.nats.acks import handed_out
+from tidings.nats.client import status_of
 from tidings.nats.errors import NatsError
+from tidings.nats.jetstream import StoredRecord
 from tidings.steward.task_holds import ORPHANED, TaskHolds, either
 from tidings.steward.task_rules import TaskState, give, is_overdue
 from tidings.util import failpoints

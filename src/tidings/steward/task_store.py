@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 from tidings.broker.grants import MAX_MESSAGE
-from tidings.broker.jetstream import JetStream, StoredRecord
 from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError
+from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.space.state import StateBucket
 from tidings.steward.retention import RECORD_OVERHEAD, stored_size
 from tidings.steward.task_rules import OUTCOMES_KEPT, EndedTask, TaskState

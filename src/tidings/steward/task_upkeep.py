@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidings.broker.jetstream import StoredRecord
+from tidings.nats.jetstream import StoredRecord
 from tidings.steward.retention import archive_needs
 from tidings.steward.task_holds import ORPHANED, TaskHolds
 from tidings.steward.task_queue import TaskHandout, TaskIntake

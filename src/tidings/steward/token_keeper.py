@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from tidings.broker.client import Connection
 from tidings.errors import TidingsError
+from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError
 from tidings.space.home import SpaceHome
 from tidings.space.pushing import note_told, push_to_all, pushed_tokens, system_user

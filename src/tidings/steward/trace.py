@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import UsageError
+from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.receipts import ReceiptStore

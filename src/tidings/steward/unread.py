@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import TidingsError
+from tidings.nats.jetstream import StoredRecord
 from tidings.steward.backstop import BackstopWatch
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.damage import Removed

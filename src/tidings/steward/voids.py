@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tidings.broker.jetstream import StoredRecord
 from tidings.errors import ConflictError, WireError
+from tidings.nats.jetstream import StoredRecord
 from tidings.space.fold import Table
 from tidings.steward.context import SpaceContext
 from tidings.steward.receipts import ReceiptStore

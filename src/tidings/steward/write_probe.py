@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from tidings.broker.disk import DiskReserve
-from tidings.broker.jetstream_api import NO_STREAM, ApiError
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError
+from tidings.nats.jetstream_api import NO_STREAM, ApiError
 from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, last_as_of
 from tidings.broker.streams import set_gate
 from tidings.errors import (
     BrokerUnreachable,
@@ -28,6 +26,8 @@ from tidings.errors import (
     TidingsError,
     UnhealthyError,
 )
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jetstream_api import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, last_as_of
 from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.lease import StewardLease
 from tidings.space.log import log_record

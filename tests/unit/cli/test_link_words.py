@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tidings.broker import jwt
 from tidings.cli import link_words
 from tidings.link.events import LinkEvent
 from tidings.link.operations import describe
 from tidings.link.worker import event_fields
+from tidings.nats import jwt
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.link_inviting import keep_peer
 from tidings.space.link_ledger import AgreedLink

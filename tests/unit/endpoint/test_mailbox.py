@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from scripted_server import Scripted, scripted_server
-from tidings.broker.acks import NAK
 from tidings.endpoint.mailbox import NO_PULL, pull
 from tidings.nats import aio
+from tidings.nats.acks import NAK
 from tidings.testing.waiting import eventually
 from tidings.util.task_ends import end_tasks
 

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidings.broker import jwt
 from tidings.errors import AuthRevoked, DeniedError, EndedThere, MalformedRecord, PageRefused, UnreachableError
 from tidings.link.destination import WINDOW, WINDOW_BYTES, _windows
 from tidings.link.ports import LinkAdmission
 from tidings.link.source import AHEAD_FOR, RENEW_EVERY, PeerSource
+from tidings.nats import jwt
 from tidings.util.private_files import write_private
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import LinkedRecord, Token

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tidings.broker import jwt
 from tidings.errors import ConfigError
 from tidings.link import connection as module
 from tidings.link.connection import LinkConnection
+from tidings.nats import jwt
 from tidings.util.private_files import write_private
 from tidings.wire.keys import KeyPair
 

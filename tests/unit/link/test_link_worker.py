@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidings.broker import jwt
 from tidings.errors import BrokerUnreachable, ConflictError, StewardUnreachable, StoreBusy, TidingsError
 from tidings.link import carrying, ledger
 from tidings.link import worker as worker_module
@@ -21,6 +20,7 @@ from tidings.link.local_socket import ask, follow
 from tidings.link.operations import alone
 from tidings.link.ports import AdmittedAt, Fetched, IndexPage, LinkAdmission, LocalFacts, PeerFacts, Prepare
 from tidings.link.worker import LinkWorker, event_fields
+from tidings.nats import jwt
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.link_ledger import AgreedLink, LinkLedger
 from tidings.space.link_peers import LinkPeers, PeerAccess

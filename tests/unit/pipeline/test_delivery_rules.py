@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.broker.records import StoredRecord
 from tidings.errors import WireError
 from tidings.pipeline.blocks import BlockInfo, MadeBlock, Segments, cut_blocks
 from tidings.pipeline.classify import Classifier, Deliverable, NotForMembers, Poison, Void
@@ -36,6 +35,7 @@ from tidings.wire.headers import Headers, encode_headers, values_of
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.message import MAX_PAYLOAD, Mention, Sender, compose
 from tidings.wire.patterns import covers
+from tidings.wire.records import StoredRecord
 from tidings.wire.rulings import Access, Channel, Link
 from tools.generated import GeneratedLog, generate_log, new_log, seeded_key
 

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.broker.records import Page
 from tidings.nats.core import status_of
 from tidings.wire.headers import DIRECT_GET_HEADERS, encode_headers, split_block
+from tidings.wire.records import Page
 from tidings.wire.times import parse_time
 
 APPENDED = (

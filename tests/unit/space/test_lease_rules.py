@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tidings.broker.jetstream_api import (
+from tidings.errors import BrokerUnreachable, LeaseHeld, LeaseLost, LogFull
+from tidings.nats.errors import ConnectionGone
+from tidings.nats.jetstream_api import (
     EXPECT_SEQUENCE,
     NO_MESSAGE,
     NO_ROOM,
@@ -19,8 +21,6 @@ from tidings.broker.jetstream_api import (
     Sleep,
     Steps,
 )
-from tidings.errors import BrokerUnreachable, LeaseHeld, LeaseLost, LogFull
-from tidings.nats.errors import ConnectionGone
 from tidings.space.lease import LOOKS, DeliverLease, LeaseSteps, StewardLease
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects

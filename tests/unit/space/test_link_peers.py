@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tidings.broker import jwt
 from tidings.errors import ConfigError
+from tidings.nats import jwt
 from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.wire.keys import ACCOUNT, KeyPair
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.records import StoredRecord
 from tidings.space.rulebook import Rulebook
 from tidings.steward.link_handlers import LogFacts, gap_before_reading
 from tidings.steward.link_scope import MOST_FILTERS, LinkScope, identity_of, minimal
@@ -14,6 +13,7 @@ from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.link_pages import page_fields, read_page, record_row
 from tidings.wire.links import GapKind, LinkedRecord, LinkPage, Token, origin_fields
 from tidings.wire.message import MAX_PAYLOAD
+from tidings.wire.records import StoredRecord
 from tidings.wire.rulings import Access, Link, Space
 from tidings.wire.subjects import Subjects
 

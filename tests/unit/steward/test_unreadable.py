@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.broker.jetstream import StoredRecord
+from tidings.nats.jetstream import StoredRecord
 from tidings.steward.damage import ABOVE_FLOOR, ENDS_EARLIER, Damage, Gaps, _without, without_known
 from tidings.steward.store_reading import Defect, StoreReport
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.client import Connection
 from tidings.errors import WireError
 from tidings.link.paging import PAGE_BYTES
+from tidings.nats.client import Connection
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError
 from tidings.wire import message as wire_message

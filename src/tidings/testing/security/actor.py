@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tidings.broker import jwt
-from tidings.broker.client import Connection, connect
+from tidings.nats import jwt
+from tidings.nats.client import Connection, connect
 from tidings.nats.errors import NatsError
 from tidings.space.control import ControlClient
 from tidings.wire.headers import Field, encode_headers

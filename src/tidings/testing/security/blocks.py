@@ -9,8 +9,8 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from tidings.broker.client import status_of
-from tidings.broker.jetstream_api import NO_END
+from tidings.nats.client import status_of
+from tidings.nats.jetstream_api import NO_END
 from tidings.testing.security.actor import line
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, known
 from tidings.testing.security.stage import Stage

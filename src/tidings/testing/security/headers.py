@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any
 
-from tidings.broker.jetstream_api import EXPECT_SEQUENCE, EXPECT_SUBJECT
+from tidings.nats.jetstream_api import EXPECT_SEQUENCE, EXPECT_SUBJECT
 from tidings.testing.security.actor import line
 from tidings.testing.security.replies import targets
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, known, refused

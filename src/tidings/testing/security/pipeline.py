@@ -11,9 +11,9 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
-from tidings.broker import jwt
-from tidings.broker.jetstream_api import NO_END, ApiError
 from tidings.errors import ConflictError
+from tidings.nats import jwt
+from tidings.nats.jetstream_api import NO_END, ApiError
 from tidings.space.state import StateBucket
 from tidings.testing.security.actor import Actor, acting, line
 from tidings.testing.security.replies import targets

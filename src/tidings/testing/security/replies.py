@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tidings.broker.jetstream_api import NO_END
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
+from tidings.nats.jetstream_api import NO_END
 from tidings.testing.security.actor import line
 from tidings.testing.security.report import Probe, ProbeOutcome, broken, held, known
 from tidings.testing.security.stage import Stage

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from tidings.broker import jwt
-from tidings.broker.client import connect
 from tidings.errors import AuthRevoked, BrokerUnreachable
+from tidings.nats import jwt
+from tidings.nats.client import connect
 from tidings.testing.security.actor import line
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings.testing.security.stage import Stage

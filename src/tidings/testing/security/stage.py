@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tidings.broker import jwt
-from tidings.broker.client import connect
-from tidings.broker.jetstream import JetStream
-from tidings.broker.jetstream_api import NO_END, ApiError
 from tidings.broker.keyring import Keyring
 from tidings.errors import WireError
+from tidings.nats import jwt
+from tidings.nats.client import connect
+from tidings.nats.jetstream import JetStream
+from tidings.nats.jetstream_api import NO_END, ApiError
 from tidings.space.administration import administer
 from tidings.space.agents import AgentFile
 from tidings.space.fold import Table

@@ -12,8 +12,8 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from tidings.broker.jetstream_api import NO_END
 from tidings.errors import ConflictError, DeniedError, TidingsError, UsageError, WireError
+from tidings.nats.jetstream_api import NO_END
 from tidings.steward.receipts import MOST_RECEIPTS
 from tidings.testing.security.actor import Actor
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidings.broker.jetstream import JetStream, StoredRecord
-from tidings.broker.jetstream_api import NO_CONSUMER, NO_STREAM, ApiError
 from tidings.errors import BrokerUnreachable
+from tidings.nats.jetstream import JetStream, StoredRecord
+from tidings.nats.jetstream_api import NO_CONSUMER, NO_STREAM, ApiError
 from tidings.space.log import log_record
 from tidings.wire.rulings import verify_ruling
 from tidings.wire.signing import SIGNATURE_HEADER

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
 
-from tidings.broker.jwt import signed, split_credentials
 from tidings.errors import AuthRevoked, BrokerUnreachable, UnreachableError, UntrustedServer
 from tidings.nats import aio
 from tidings.nats.address import shown
 from tidings.nats.aio import Callbacks, Connection
 from tidings.nats.core import Auth, Msg
+from tidings.nats.jwt import signed, split_credentials
 from tidings.util.private_files import check_private, read_private
 from tidings.wire.headers import Headers
 

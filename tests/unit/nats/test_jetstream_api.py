@@ -6,8 +6,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tidings.broker import jetstream_api as api
-from tidings.broker.jetstream_api import (
+from tidings.errors import BrokerUnreachable, ConflictError, LogGap, LogRegressed, OutcomeUnknown
+from tidings.nats import jetstream_api as api
+from tidings.nats.errors import ConnectionGone, NoResponders, NotConnected, PublishDenied
+from tidings.nats.jetstream_api import (
     ID_UNDER_WAY,
     NO_END,
     NO_MESSAGE,
@@ -19,9 +21,7 @@ from tidings.broker.jetstream_api import (
     RangeReader,
     Steps,
 )
-from tidings.broker.records import Missing, Page
-from tidings.errors import BrokerUnreachable, ConflictError, LogGap, LogRegressed, OutcomeUnknown
-from tidings.nats.errors import ConnectionGone, NoResponders, NotConnected, PublishDenied
+from tidings.wire.records import Missing, Page
 
 T = TypeVar("T")
 TIME = "2026-01-02T03:04:05.123456789Z"

@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from tidings.broker.jetstream_api import Answer, Ask, AskPage, Request, Steps
-from tidings.broker.jwt import signed, split_credentials
 from tidings.errors import (
     AuthRevoked,
     BrokerUnreachable,
@@ -27,6 +25,8 @@ from tidings.nats.address import shown
 from tidings.nats.blocking import BlockingConnection
 from tidings.nats.core import header_block
 from tidings.nats.errors import ConnectionGone, NatsError, NoResponders
+from tidings.nats.jetstream_api import Answer, Ask, AskPage, Request, Steps
+from tidings.nats.jwt import signed, split_credentials
 
 #: seconds after which a connection has to show that it is still there
 IDLE = 5.0

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.broker import jetstream_api as api
-from tidings.broker.jetstream_api import NO_MESSAGE, SHORT_LOOKS, AskPage, RangeReader, Sleep, Steps
-from tidings.broker.records import Missing, Page
 from tidings.errors import BrokerUnreachable, LogRegressed
+from tidings.nats import jetstream_api as api
+from tidings.nats.jetstream_api import NO_MESSAGE, SHORT_LOOKS, AskPage, RangeReader, Sleep, Steps
+from tidings.wire.records import Missing, Page
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
-from tidings.broker import jetstream_api as api
-from tidings.broker.client import Connection
-from tidings.broker.jetstream_api import Answer, Ask, AskPage, RangeReader, Request, Steps
-from tidings.broker.records import Page, StoredRecord
 from tidings.errors import TidingsError
+from tidings.nats import jetstream_api as api
+from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError
+from tidings.nats.jetstream_api import Answer, Ask, AskPage, RangeReader, Request, Steps
+from tidings.wire.records import Page, StoredRecord
 
 __all__ = ["PAGE", "PAGE_BYTES", "JetStream", "StoredRecord"]
 

@@ -22,10 +22,10 @@ from collections.abc import Generator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from tidings.broker.records import Missing, Page, StoredRecord
 from tidings.errors import BrokerUnreachable, ConflictError, LogGap, LogRegressed, OutcomeUnknown, TidingsError
 from tidings.nats.core import status_of
 from tidings.nats.errors import NatsError, NoResponders, NotConnected, PublishDenied, Unwritable
+from tidings.wire.records import Missing, Page, StoredRecord
 from tidings.wire.times import parse_time
 
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
