@@ -31,13 +31,13 @@ import tidings
 from measuring import note, report
 from reading import records_of
 from tidings.endpoint.mailbox import pull
+from tidings.model.planning import Delivered
 from tidings.nats.acks import ACK
 from tidings.nats.jetstream_api import EPOCH_KEY
 from tidings.pipeline.checkpoint import Checkpoint
 from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.folders import LocalFolder
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
-from tidings.pipeline.planning import Delivered
 from tidings.testing.processes import child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.util.private_files import private_dir

@@ -48,16 +48,16 @@ from scale_world import BEGAN, SUBJECTS, Assumed, World
 from tidings import __version__
 from tidings.broker.keyring import Keyring
 from tidings.broker.streams import MAX_BUDGET
-from tidings.pipeline.blocks import MadeBlock, Segments, cut_blocks
-from tidings.pipeline.classify import Classifier, Deliverable
-from tidings.pipeline.debts import Debts
+from tidings.model.blocks import MadeBlock, Segments, cut_blocks
+from tidings.model.classify import Classifier, Deliverable
+from tidings.model.compaction import removable
+from tidings.model.deferred import Debts
+from tidings.model.planning import Plan, by_reference, plan, settle
+from tidings.model.projection import LogRecord, Table
+from tidings.model.unread import UnreadWindow
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer
 from tidings.pipeline.ledger import DELIVERIES, DeltaLedger, LedgerPaths
-from tidings.pipeline.planning import Plan, by_reference, plan, settle
-from tidings.pipeline.unread import UnreadWindow
 from tidings.space.agents import Issued, Ledger
-from tidings.space.compaction import removable
-from tidings.space.fold import LogRecord, Table
 from tidings.steward.fair_queue import Admission
 from tidings.steward.intervals import Intervals
 from tidings.steward.receipts import KEPT as RECEIPTS_KEPT

@@ -19,7 +19,7 @@ from pathlib import Path
 import nkeys
 
 from tidings.broker.keyring import Keyring
-from tidings.space.fold import LogRecord
+from tidings.model.projection import LogRecord
 from tidings.steward.roster import RosterTable
 from tidings.wire import rulings, tags
 from tidings.wire.headers import encode_headers

@@ -10,9 +10,9 @@ from typing import Any
 
 import tidings
 from tidings.endpoint.tasks import Job
+from tidings.model.task_rules import TaskBook
 from tidings.nats.jetstream import JetStream
 from tidings.steward.service import Steward
-from tidings.steward.task_rules import TaskBook
 from tidings.testing.real_space import DEFAULT_BUDGET, TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.wire import message as wire
 from tidings.wire import signing

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tidings.errors import AuthRevoked, LeaseHeld, LeaseLost, OutcomeUnknown, UnreachableError
+from tidings.model.projection import Table
 from tidings.nats import jwt
 from tidings.nats.jetstream import JetStream
 from tidings.space import administration
 from tidings.space.agents import AgentFile
-from tidings.space.fold import Table
 from tidings.space.log import fold_log
 from tidings.testing.processes import child, steward_child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space

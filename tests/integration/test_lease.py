@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
+from tidings.model.projection import Verdict
 from tidings.nats.client import connect
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import (
@@ -23,7 +24,6 @@ from tidings.nats.jetstream_api import (
     ApiError,
     Steps,
 )
-from tidings.space.fold import Verdict
 from tidings.space.lease import Holder, StewardLease
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket

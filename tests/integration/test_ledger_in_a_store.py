@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from object_store import KEY, SECRET, ObjectStore, object_store
 from tidings.errors import ConflictError, OutcomeUnknown, StoreBroken, StoreError
-from tidings.pipeline.debts import DebtEvent
+from tidings.model.deferred import DebtEvent
+from tidings.model.planning import Delivered
 from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.delta_writer import DeltaWriter
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths, append_events, open_debts, put_damaged_aside
-from tidings.pipeline.planning import Delivered
 from tidings.wire.ids import new_id
 
 pytestmark = pytest.mark.timeout(180)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tidings.errors import DeniedError, TooLarge
+from tidings.model.projection import LogRecord, Table, Verdict
 from tidings.nats.client import Connection
 from tidings.nats.jetstream import JetStream
 from tidings.space.control import collect
-from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.home import SpaceInfo
 from tidings.space.log import fold_log, read_rulings
 from tidings.steward import agent_handlers

@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 
 from tidings.cli.main import main
 from tidings.errors import AuthRevoked
+from tidings.model.classify import Poison
+from tidings.model.deferred import DebtEvent, Debts
 from tidings.nats.jetstream import JetStream
-from tidings.pipeline.classify import Poison
-from tidings.pipeline.debts import DebtEvent, Debts
 from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.status import look
 from tidings.space.home import SpaceHome

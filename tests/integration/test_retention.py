@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tidings.broker.streams import GateState, gate_state
+from tidings.model.projection import Table
+from tidings.model.task_rules import TaskState
 from tidings.nats.errors import NoResponders
 from tidings.nats.jetstream import JetStream
 from tidings.space.agents import AgentFile
-from tidings.space.fold import Table
 from tidings.space.log import fold_log
 from tidings.space.state import StateBucket
 from tidings.steward import retention, side_streams, store_watch
@@ -22,7 +23,6 @@ from tidings.steward.dead_letters import Letter
 from tidings.steward.intervals import Intervals
 from tidings.steward.retention import Retention, RetentionFloors, counted_parts, read_floor
 from tidings.steward.service import Steward
-from tidings.steward.task_rules import TaskState
 from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually, insist
 from tidings.wire.rulings import Parts, Space

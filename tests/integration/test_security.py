@@ -14,6 +14,7 @@ from tidings.broker.config import MAX_CONNECTIONS
 from tidings.broker.keyring import Keyring
 from tidings.broker.resolver import push_token
 from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, ConflictError, DeniedError, UnreachableError
+from tidings.model.task_rules import TaskBook, TaskState
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.nats.jetstream import JetStream
@@ -24,7 +25,6 @@ from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.store_reading import read_store
 from tidings.steward.task_handlers import TaskHandlers
-from tidings.steward.task_rules import TaskBook, TaskState
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.security import PROBES, Probe, ProbeResult, Report, run_security_suite
 from tidings.testing.security.actor import acting, line

@@ -11,13 +11,13 @@ from linking import OtherSpace
 from tidings.broker.keyring import Keyring
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import TidingsError
+from tidings.model.projection import Verdict
 from tidings.nats import jwt
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.pipeline import deliverer as rules
 from tidings.pipeline.job import SpaceTable
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.space.agents import AgentFile
-from tidings.space.fold import Verdict
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
 from tools.delivering import delivering, job_settings

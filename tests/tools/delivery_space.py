@@ -11,7 +11,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 
-from tidings.space.fold import LogRecord, Table
+from tidings.model.projection import LogRecord, Table
 from tidings.wire.headers import encode_headers
 from tidings.wire.keys import ACCOUNT
 from tidings.wire.links import ORIGIN_HEADER

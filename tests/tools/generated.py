@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import nkeys
 
-from tidings.space.fold import LogRecord
+from tidings.model.projection import LogRecord
 from tidings.wire import rulings, tags
 from tidings.wire.keys import ACCOUNT, USER, KeyPair
 from tidings.wire.rulings import Access, Channel, Defaults, Lease, Link, Member, Parts, Space

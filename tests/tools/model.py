@@ -2,7 +2,7 @@
 
 `Model` replays the whole list from the start for every question and shares nothing with `space/` but the decoding
 and the signatures of the wire: own subjects, own cover matching, no index and no history. It is slow and meant to
-be obviously right. `space/fold.py` must agree with it at every sequence of every generated log
+be obviously right. `model/projection.py` must agree with it at every sequence of every generated log
 (`generated.py`).
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tidings.errors import MalformedRecord
-from tidings.space.fold import LogRecord
+from tidings.model.projection import LogRecord
 from tidings.wire import rulings
 from tidings.wire.rulings import Access, Channel, Lease, Link, Member, Space
 

@@ -32,7 +32,7 @@ from tidings.errors import ERRORS_BY_CODE, PrerequisiteMissing, TidingsError, Us
 from tidings.space.home import SpaceHome
 
 if TYPE_CHECKING:
-    from tidings.pipeline.debts import Debt, Debts
+    from tidings.model.deferred import Debt, Debts
     from tidings.pipeline.ledger import LedgerPaths
 
 app = typer.Typer(no_args_is_help=True, help="Durable delivery: run it, watch it, mend it.")
@@ -380,7 +380,7 @@ def _the_debt(known: Debts, names: dict[str, str], owner: str, channel: str) -> 
 
 
 def _append_cancel(paths: LedgerPaths, known: Debts, debt: Debt, through: int, cause: str) -> None:
-    from tidings.pipeline.debts import DebtEvent
+    from tidings.model.deferred import DebtEvent
     from tidings.pipeline.ledger import append_events
 
     order = max(time.time_ns(), known.newest + 1)

@@ -24,8 +24,8 @@ import msgspec
 
 from tidings.endpoint.connection import AgentConnection
 from tidings.errors import OutcomeUnknown, StewardUnreachable, TidingsError, UnreachableError, WireError
+from tidings.model.rulebook import Timeline
 from tidings.nats.client import Connection
-from tidings.space.rulebook import Timeline
 from tidings.util.task_ends import end_tasks
 from tidings.wire.envelope import ClaimedOrigin
 from tidings.wire.headers import Fields

@@ -57,7 +57,7 @@ from tidings.wire.times import moment
 Kind = Literal["chat", "dm", "task"]
 #: what the steward's services call the stream of each kind
 STREAMS: dict[Kind, str] = {"chat": "log", "dm": "dm", "task": "task"}
-#: seconds; see `steward/task_rules`. A task for another space that names none has the second
+#: seconds; see `model/task_rules`. A task for another space that names none has the second
 LONGEST_DEADLINE, DEADLINE_ELSEWHERE = 30 * 86_400, 7 * 86_400
 #: between two tries of a message that the broker is too busy for
 BUSY_STREAM_PAUSE = 0.05

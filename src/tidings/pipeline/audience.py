@@ -1,4 +1,4 @@
-"""Who is owed what, as joins: the rules of `space/fold.py` in the form of DataFrames, for whole logs at once.
+"""Who is owed what, as joins: the rules of `model/projection.py` in the form of DataFrames, for whole logs at once.
 
 `facts_of` writes down what a folded table knows as rows; `owed` and `deliverable` join messages with them. Nothing here
 runs Python per row, and which pattern covers which channel is found once, so it scales to logs that no driver could
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import functions as F  # noqa: N812  how Spark's own documentation calls it
 
-from tidings.space.fold import Table
-from tidings.space.rulebook import Timeline
+from tidings.model.projection import Table
+from tidings.model.rulebook import Timeline
 from tidings.wire.patterns import pattern_regex
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tidings.pipeline.blocks import BlockInfo
-from tidings.pipeline.debts import DebtEvent, Debts, EventKind, Lane
-from tidings.pipeline.planning import (
+from tidings.model.blocks import BlockInfo
+from tidings.model.deferred import DebtEvent, Debts, EventKind, Lane
+from tidings.model.planning import (
     BATCH_BYTES,
     Audience,
     Choice,
@@ -33,8 +33,8 @@ from tidings.pipeline.planning import (
     plan,
     settle,
 )
-from tidings.pipeline.unread import UnreadWindow
-from tidings.space.fold import Table
+from tidings.model.projection import Table
+from tidings.model.unread import UnreadWindow
 from tidings.util.failpoints import reach
 from tidings.wire.block_refs import is_by_reference
 

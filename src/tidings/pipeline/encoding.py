@@ -15,9 +15,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tidings.pipeline.blocks import BlockInfo, Cuts, MadeBlock, cut_blocks
-from tidings.pipeline.classify import Classifier, Deliverable, Poison, Void
-from tidings.space.rulebook import Rulebook
+from tidings.model.blocks import BlockInfo, Cuts, MadeBlock, cut_blocks
+from tidings.model.classify import Classifier, Deliverable, Poison, Void
+from tidings.model.rulebook import Rulebook
 from tidings.wire.block_refs import ref_size
 from tidings.wire.records import StoredRecord
 from tidings.wire.subjects import Subjects

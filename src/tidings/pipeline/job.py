@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidings.errors import ConflictError, StoreBroken, UnhealthyError
+from tidings.model.deferred import Debts
+from tidings.model.planning import BATCH_BYTES
+from tidings.model.projection import Table
+from tidings.model.unread import UnreadWindow
 from tidings.pipeline.admission import measure
 from tidings.pipeline.broker_state import DeliverFloor
-from tidings.pipeline.debts import Debts
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
 from tidings.pipeline.encoding import Encoded
 from tidings.pipeline.folders import folder_at
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths, put_damaged_aside
 from tidings.pipeline.mailboxes import Mailboxes
-from tidings.pipeline.planning import BATCH_BYTES
 from tidings.pipeline.range_encoder import RangeEncoder
 from tidings.pipeline.source import offset_at
 from tidings.pipeline.storage import is_folder
 from tidings.pipeline.stream_job import JobSettings, StreamJob, Tally, first_words
 from tidings.pipeline.stream_reader import StreamReader
-from tidings.pipeline.unread import UnreadWindow
-from tidings.space.fold import Table
 from tidings.space.lease import DeliverLease
 from tidings.space.log import ruling_steps
 from tidings.util.private_files import own_secret

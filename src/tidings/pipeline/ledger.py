@@ -6,7 +6,7 @@ delivery is, whatever numbers Spark gives its batches; its range is in the commi
 the identity of the checkpoint: a log that went backwards gets a new one, and with it a new reach.
 Rows of one commit share `at_ns`, an order that only grows, also over restarts and clocks that go back: the events of
 `debts` have the same orders, so that a reset of an owner ends what its earlier rows say, whatever their places in DLV.
-`debts` only grows by events (`pipeline/debts.py`), so an operator can cancel one while the pipeline runs; now and then
+`debts` only grows by events (`model/deferred.py`), so an operator can cancel one while the pipeline runs; now and then
 it is written anew with what is in force (`tend`). `mailboxes` is what a start has to know of `deliveries`
 (`pipeline/mailbox_summary.py`).
 """
@@ -25,15 +25,15 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from tidings.errors import ConflictError, StoreBroken, StoreError, TidingsError
-from tidings.pipeline.classify import Poison
-from tidings.pipeline.debts import DebtEvent, Debts, EventKind
+from tidings.model.classify import Poison
+from tidings.model.deferred import DebtEvent, Debts, EventKind
+from tidings.model.planning import Counter, Delivered
 from tidings.pipeline.deliverer import NEVER, DeliverBatch, HandedRange
 from tidings.pipeline.delta_damage import fault_of, words_of
 from tidings.pipeline.delta_log import local_folder
 from tidings.pipeline.delta_rows import TableFiles
 from tidings.pipeline.delta_writer import UNREAD, DeltaWriter
 from tidings.pipeline.mailbox_summary import MAILBOXES, MailboxSummary
-from tidings.pipeline.planning import Counter, Delivered
 from tidings.pipeline.storage import below, for_table, is_folder
 from tidings.wire.ids import new_id
 

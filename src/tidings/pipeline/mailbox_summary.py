@@ -14,8 +14,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidings.model.planning import Counter
 from tidings.pipeline.delta_writer import DeltaWriter
-from tidings.pipeline.planning import Counter
 
 log = logging.getLogger(__name__)
 MAILBOXES: Final = pa.schema(

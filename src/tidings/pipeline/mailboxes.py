@@ -6,12 +6,12 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
+from tidings.model.blocks import BlockInfo, MadeBlock
+from tidings.model.planning import FramePlan, Plan
 from tidings.nats.jetstream_blocking import BlockingJetStream
 from tidings.pipeline.batches import batch_of
-from tidings.pipeline.blocks import BlockInfo, MadeBlock
 from tidings.pipeline.broker_state import BrokerState
 from tidings.pipeline.outgoing import Outgoing, acknowledged
-from tidings.pipeline.planning import FramePlan, Plan
 from tidings.pipeline.publishing import publish_in_order, store_blocks
 from tidings.space.lease import DeliverLease
 from tidings.wire.block_refs import BlockSealer

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tidings.model.projection import Table
 from tidings.pipeline.admission import SeqRange
 from tidings.pipeline.encoding import ARROW as ENCODED
 from tidings.pipeline.encoding import (
@@ -28,7 +29,6 @@ from tidings.pipeline.sent_rules import SentRules
 from tidings.pipeline.source import rows_of
 from tidings.pipeline.source_options import SourceOptions
 from tidings.pipeline.stream_reader import StreamReader
-from tidings.space.fold import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JNetworkError
 
-from tidings.space.rulebook import Rulebook
+from tidings.model.rulebook import Rulebook
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -6,9 +6,9 @@ over is turned into the fold's records here and nowhere else, so every reader se
 
 from __future__ import annotations
 
+from tidings.model.projection import LogRecord, Table
 from tidings.nats.jetstream import PAGE, PAGE_BYTES, JetStream
 from tidings.nats.jetstream_api import RangeReader, Steps
-from tidings.space.fold import LogRecord, Table
 from tidings.space.home import SpaceInfo
 from tidings.wire.records import Page, StoredRecord
 from tidings.wire.signing import SIGNATURE_HEADER

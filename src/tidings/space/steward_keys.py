@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tidings.errors import MalformedRecord
+from tidings.model.projection import Table
 from tidings.nats.jetstream import StoredRecord
-from tidings.space.fold import Table
 from tidings.space.log import log_record
 from tidings.wire.subjects import Subjects
 from tidings.wire.times import parse_time

@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 
 from tidings.errors import AuthRevoked, BrokerUnreachable, DeniedError
+from tidings.model.membership import Interval
+from tidings.model.projection import Table
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.nats.jetstream_api import NO_CONSUMER, ApiError, info_from
-from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.membership import Interval
 from tidings.space.state import StateBucket
 from tidings.steward.intervals import Intervals
 from tidings.wire.envelope import ClaimedOrigin, Received, Refused, open_record

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from tidings.errors import UsageError
+from tidings.model.task_rules import EndedTask, TaskState
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import KINDS, DeadLetters, Letter
@@ -23,7 +24,6 @@ from tidings.steward.history import encoded, replay_of
 from tidings.steward.link_records import shown_role
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.task_handlers import task_seq
-from tidings.steward.task_rules import EndedTask, TaskState
 from tidings.steward.tasks import TaskQueues
 from tidings.wire.envelope import Received
 from tidings.wire.names import role_parts

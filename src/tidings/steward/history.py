@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from tidings.errors import DeniedError, UsageError
+from tidings.model.membership import Interval
 from tidings.nats.jetstream import StoredRecord
-from tidings.space.membership import Interval
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.marks import Marks

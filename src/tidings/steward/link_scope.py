@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidings.errors import MalformedMessage
-from tidings.space.rulebook import Rulebook
+from tidings.model.rulebook import Rulebook
 from tidings.wire import message as wire_message
 from tidings.wire.headers import Fields, read_plain_block, refused_headers, values_of
 from tidings.wire.links import LinkedRecord, read_origin

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tidings.errors import ConflictError, DeniedError, MalformedMessage, OutcomeUnknown, UsageError
+from tidings.model.task_rules import EndedTask, TaskState, is_overdue
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import StoredRecord
 from tidings.space.link_ledger import LinkLedger
@@ -31,7 +32,6 @@ from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.link_records import in_a_line, links_in_force, links_on
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.requests import Answer, ControlRequest, handles
-from tidings.steward.task_rules import EndedTask, TaskState, is_overdue
 from tidings.steward.tasks import TaskQueues
 from tidings.wire import message as wire
 from tidings.wire.headers import values_of

@@ -20,9 +20,9 @@ from typing import Any
 
 from tidings.broker.streams import GateState
 from tidings.errors import ConflictError
+from tidings.model.compaction import removable
+from tidings.model.projection import Table
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.space.compaction import removable
-from tidings.space.fold import Table
 from tidings.space.state import StateBucket
 from tidings.steward.context import SpaceContext
 from tidings.wire.rulings import Space

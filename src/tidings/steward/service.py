@@ -20,11 +20,11 @@ from typing import Any
 
 from tidings.broker.disk import DiskReserve
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnreachableError
+from tidings.model.projection import Table
 from tidings.nats.client import Connection, close_quietly, connect
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import NO_STREAM, ApiError, info_from
 from tidings.nats.jwt import split_credentials
-from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.lease import StewardLease
 from tidings.space.log import read_rulings

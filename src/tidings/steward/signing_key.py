@@ -15,8 +15,8 @@ import logging
 import msgspec
 
 from tidings.errors import TidingsError, UsageError
+from tidings.model.projection import Table
 from tidings.nats.jetstream import JetStream
-from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record
 from tidings.steward.context import now

@@ -19,10 +19,10 @@ from typing import Any
 
 from tidings.broker.keyring import Keyring
 from tidings.errors import MalformedFrame
+from tidings.model.projection import Table
 from tidings.nats import jwt
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record
 from tidings.space.state import StateBucket

@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
+from tidings.model.membership import Interval
 from tidings.nats.jetstream_api import info_from
 from tidings.space.lease import StewardLease
-from tidings.space.membership import Interval
 from tidings.steward.context import Lifecycle, SpaceContext, now
 from tidings.steward.damage import (
     ABOVE_FLOOR,

@@ -12,12 +12,12 @@ import time
 from typing import Any
 
 from tidings.errors import BadSignature, ConflictError, DeniedError, MalformedMessage, UsageError
+from tidings.model.task_rules import EndedTask, TaskState, is_overdue
 from tidings.steward.context import SpaceContext
 from tidings.steward.history import encoded
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster import RosterTable
-from tidings.steward.task_rules import EndedTask, TaskState, is_overdue
 from tidings.steward.tasks import TaskQueues
 from tidings.wire import message as wire
 from tidings.wire.ids import is_message_id

@@ -20,12 +20,7 @@ import msgspec
 
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.errors import MalformedMessage, OutcomeUnknown, Superseded, TidingsError, UsageError
-from tidings.nats.errors import NatsError
-from tidings.nats.jetstream import StoredRecord
-from tidings.steward.context import SpaceContext
-from tidings.steward.dead_letters import BEYOND_BOUND, DeadLetters, bytes_of_tasks, excess
-from tidings.steward.store_watch import StoreWatch
-from tidings.steward.task_rules import (
+from tidings.model.task_rules import (
     EndedTask,
     TaskBook,
     TaskState,
@@ -34,6 +29,11 @@ from tidings.steward.task_rules import (
     take_back,
     with_reason,
 )
+from tidings.nats.errors import NatsError
+from tidings.nats.jetstream import StoredRecord
+from tidings.steward.context import SpaceContext
+from tidings.steward.dead_letters import BEYOND_BOUND, DeadLetters, bytes_of_tasks, excess
+from tidings.steward.store_watch import StoreWatch
 from tidings.steward.task_store import HoldSlots, TaskRecords
 from tidings.util import failpoints
 from tidings.wire.envelope import Refused

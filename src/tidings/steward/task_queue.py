@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 
 from tidings.errors import LeaseLost, TidingsError
+from tidings.model.task_rules import TaskState, give, is_overdue
 from tidings.nats.acks import handed_out
 from tidings.nats.client import status_of
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.task_holds import ORPHANED, TaskHolds, either
-from tidings.steward.task_rules import TaskState, give, is_overdue
 from tidings.util import failpoints
 from tidings.wire.states import TaskCause
 from tidings.wire.subjects import Task

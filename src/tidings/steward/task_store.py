@@ -21,10 +21,10 @@ import msgspec
 
 from tidings.broker.grants import MAX_MESSAGE
 from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError
+from tidings.model.task_rules import OUTCOMES_KEPT, EndedTask, TaskState
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.space.state import StateBucket
 from tidings.steward.retention import RECORD_OVERHEAD, stored_size
-from tidings.steward.task_rules import OUTCOMES_KEPT, EndedTask, TaskState
 from tidings.wire.headers import values_of
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.states import TaskCause, TaskStatus

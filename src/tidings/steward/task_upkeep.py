@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from tidings.model.task_rules import EndedTask, TaskState, is_overdue, is_silent
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.retention import archive_needs
 from tidings.steward.task_holds import ORPHANED, TaskHolds
 from tidings.steward.task_queue import TaskHandout, TaskIntake
-from tidings.steward.task_rules import EndedTask, TaskState, is_overdue, is_silent
 from tidings.wire.names import role_parts
 from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.subjects import Task

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tidings.model.task_rules import EndedTask, TaskState
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import DeadLetters
@@ -26,7 +27,6 @@ from tidings.steward.requests import Idle
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.task_holds import TaskHolds
 from tidings.steward.task_queue import TaskHandout, TaskIntake
-from tidings.steward.task_rules import EndedTask, TaskState
 from tidings.steward.task_upkeep import QueuedDeadlines, TaskUpkeep
 from tidings.wire.names import role_parts
 from tidings.wire.states import TaskStatus

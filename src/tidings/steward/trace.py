@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from tidings.errors import UsageError
+from tidings.model.task_rules import EndedTask, TaskState
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.requests import Answer, ControlRequest, handles
-from tidings.steward.task_rules import EndedTask, TaskState
 from tidings.steward.tasks import TaskQueues
 from tidings.steward.voids import Void, claimed_id, void_of
 from tidings.wire.ids import id_time_ms, is_message_id

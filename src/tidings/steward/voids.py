@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import msgspec
 
 from tidings.errors import ConflictError, WireError
+from tidings.model.projection import Table
 from tidings.nats.jetstream import StoredRecord
-from tidings.space.fold import Table
 from tidings.steward.context import SpaceContext
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.writer import RulingWriter

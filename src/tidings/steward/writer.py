@@ -26,9 +26,9 @@ from tidings.errors import (
     TidingsError,
     UnhealthyError,
 )
+from tidings.model.projection import LogRecord, Table, Verdict
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, last_as_of
-from tidings.space.fold import LogRecord, Table, Verdict
 from tidings.space.lease import StewardLease
 from tidings.space.log import log_record
 from tidings.util import failpoints

@@ -3,7 +3,7 @@
 Six kinds, one struct each. `decode` is strict (duplicate keys, NaN, depth over 32, wrong types, names that do not
 fit the grammar: `MalformedRecord`) but ignores fields it does not know, so that a newer steward may add some; a
 change that older readers must not misread raises `v`. `encode` refuses whatever `decode` would refuse. Whether a
-record that decodes also counts is decided by the fold (`space/fold.py`), not here. `at` is for people and never
+record that decodes also counts is decided by the fold (`model/projection.py`), not here. `at` is for people and never
 decides anything.
 """
 

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from tidings.pipeline import deliverer, planning
-from tidings.pipeline.classify import Classifier
-from tidings.pipeline.debts import DebtEvent, Debts
+from tidings.model import planning
+from tidings.model.classify import Classifier
+from tidings.model.deferred import DebtEvent, Debts
+from tidings.model.planning import Counter, Plan, Settlement
+from tidings.model.projection import Table
+from tidings.model.rulebook import Rulebook
+from tidings.model.unread import UnreadWindow
+from tidings.pipeline import deliverer
 from tidings.pipeline.deliverer import DeliverBatch, Deliverer, Emptied
-from tidings.pipeline.planning import Counter, Plan, Settlement
-from tidings.pipeline.unread import UnreadWindow
-from tidings.space.fold import Table
-from tidings.space.rulebook import Rulebook
 from tidings.wire.frames import decode_frame
 from tools import delivery_ports
 from tools.delivery import World, simulate

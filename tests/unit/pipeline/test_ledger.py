@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("deltalake")
 
 from tidings.errors import ConflictError, StoreBroken
+from tidings.model.deferred import DebtEvent, Debts
+from tidings.model.planning import Counter, Delivered
 from tidings.pipeline import ledger as ledgers
-from tidings.pipeline.debts import DebtEvent, Debts
 from tidings.pipeline.deliverer import DeliverBatch, HandedRange
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths, append_events, events_of, open_debts
-from tidings.pipeline.planning import Counter, Delivered
 from tools.delivery import simulate
 
 

@@ -15,8 +15,9 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from tidings.errors import ConfigError, ConflictError, StoreBroken, StoreError
-from tidings.pipeline.classify import Poison
-from tidings.pipeline.debts import DebtEvent
+from tidings.model.classify import Poison
+from tidings.model.deferred import DebtEvent
+from tidings.model.planning import Delivered
 from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.delta_damage import words_of
 from tidings.pipeline.delta_writer import FORGETS
@@ -30,7 +31,6 @@ from tidings.pipeline.ledger import (
     quarantined,
     table_of,
 )
-from tidings.pipeline.planning import Delivered
 
 FLIPS = 120
 

@@ -12,12 +12,12 @@ pytest.importorskip("deltalake")
 import pyarrow as pa
 
 from tidings.errors import StoreBroken
+from tidings.model.planning import Counter, Delivered
 from tidings.pipeline import mailbox_summary
 from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.delta_rows import TableFiles
 from tidings.pipeline.ledger import DeltaLedger, LedgerPaths, put_damaged_aside
 from tidings.pipeline.mailbox_summary import MAILBOXES
-from tidings.pipeline.planning import Counter, Delivered
 
 OWNERS = ("A", "B", "C", "D")
 EPOCHS = ("one", "two")

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tidings.pipeline.classify import Classifier, Deliverable
+from tidings.model.classify import Classifier, Deliverable
 from tools.delivery_space import SimulatedSpace
 from tools.generated import new_log, verify_once
 from tools.oracle import Oracle

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from tidings.space.rulebook import Rulebook
+from tidings.model.rulebook import Rulebook
 from tidings.steward.link_floors import LinkFloors
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.rulings import Link

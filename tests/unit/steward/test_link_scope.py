@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tidings.space.rulebook import Rulebook
+from tidings.model.rulebook import Rulebook
 from tidings.steward.link_handlers import LogFacts, gap_before_reading
 from tidings.steward.link_scope import MOST_FILTERS, LinkScope, identity_of, minimal
 from tidings.wire import message as wire_message

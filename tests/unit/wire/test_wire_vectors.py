@@ -12,7 +12,7 @@ from msgspec.structs import replace
 import schema
 from golden import cast, grammar
 from tidings.errors import BadSignature, MalformedMessage, WireError
-from tidings.space.rulebook import Rulebook
+from tidings.model.rulebook import Rulebook
 from tidings.wire import ids, keys, names, seal, signing, strict_json, subjects, tags
 from tidings.wire.envelope import Received, Refused, open_record
 from tidings.wire.headers import Headers, own_fields, refused_headers

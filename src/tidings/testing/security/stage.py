@@ -18,13 +18,13 @@ from typing import Any
 
 from tidings.broker.keyring import Keyring
 from tidings.errors import WireError
+from tidings.model.projection import Table
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import NO_END, ApiError
 from tidings.space.administration import administer
 from tidings.space.agents import AgentFile
-from tidings.space.fold import Table
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.log import log_record
 from tidings.testing.security.actor import PATIENCE, Actor, acting, line

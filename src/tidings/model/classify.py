@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tidings.errors import WireError
-from tidings.space.rulebook import Rulebook
+from tidings.model.rulebook import Rulebook
 from tidings.wire import message as wire_message
 from tidings.wire.frames import FrameRecord
 from tidings.wire.headers import Fields, Headers, read_plain_block, refused_headers, values_of

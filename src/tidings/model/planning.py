@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from tidings.pipeline.blocks import BlockInfo
-from tidings.pipeline.debts import Debts, Lane, Loss
+from tidings.model.blocks import BlockInfo
+from tidings.model.deferred import Debts, Lane, Loss
 from tidings.wire.block_refs import is_by_reference
 from tidings.wire.frames import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, MAX_FRAME_REFS, Lost
 

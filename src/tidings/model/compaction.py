@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 
-from tidings.space.fold import Table
+from tidings.model.projection import Table
 from tidings.wire import subjects
 
 #: (subject, below): purge the versions of `subject` whose sequence is smaller than `below`

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tidings.pipeline.classify import Deliverable
+from tidings.model.classify import Deliverable
 from tidings.wire.block_refs import ref_size
 from tidings.wire.frames import MAX_BLOCK_BYTES, MAX_FRAME_MESSAGES, encode_block, encode_seqs, raw_size
 from tidings.wire.names import is_channel

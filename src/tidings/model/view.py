@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tidings.space.membership import Interval
+from tidings.model.membership import Interval
 from tidings.wire.rulings import Access, Channel, Lease, Link, RulingRecord, Space
 
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tidings.errors import LogRegressed, UsageError
-from tidings.space.fold import LogRecord, Table, Verdict
-from tidings.space.membership import Interval
+from tidings.model.membership import Interval
+from tidings.model.projection import LogRecord, Table, Verdict
 from tidings.wire.rulings import Access, Channel, Defaults, Lease, Link, Member, Space
 from tidings.wire.subjects import Subjects
 from tools import model as naive

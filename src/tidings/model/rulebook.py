@@ -1,8 +1,8 @@
 """What is in force at a sequence: settings, access, channels and links. Everything but memberships.
 
-The fold (`space/fold.py`) fills it and asks it. The pipeline's workers have to judge each record by the same rules but
-need no membership to do so, and of the rules only who may post where: `for_workers` is the same book without the rest,
-and `revised` tells when that changed. A change counts from its own sequence on. Pure and picklable.
+The fold (`model/projection.py`) fills it and asks it. The pipeline's workers have to judge each record by the same
+rules but need no membership to do so, and of the rules only who may post where: `for_workers` is the same book without
+the rest, and `revised` tells when that changed. A change counts from its own sequence on. Pure and picklable.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tidings.errors import ConflictError, DeniedError
-from tidings.steward.task_queue import place_of
-from tidings.steward.task_rules import (
+from tidings.model.task_rules import (
     MAX_ATTEMPTS,
     OUTCOMES_KEPT,
     EndedTask,
@@ -19,6 +18,7 @@ from tidings.steward.task_rules import (
     is_silent,
     take_back,
 )
+from tidings.steward.task_queue import place_of
 from tidings.wire.message import ExtensionPart, Sender, compose
 
 WORKERS = ("bob", "cat", "dan")

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tidings.pipeline import unread
-from tidings.pipeline.unread import UnreadWindow
+from tidings.model import unread
+from tidings.model.unread import UnreadWindow
 
 
 @pytest.mark.parametrize("most", [4, 4_096])

@@ -17,9 +17,9 @@ from enum import StrEnum
 from typing import Final
 
 from tidings.errors import LogRegressed, MalformedRecord
-from tidings.space.membership import Interval, MembershipIntervals
-from tidings.space.rulebook import Rulebook, Timeline
-from tidings.space.view import TableView, view_of
+from tidings.model.membership import Interval, MembershipIntervals
+from tidings.model.rulebook import Rulebook, Timeline
+from tidings.model.view import TableView, view_of
 from tidings.wire import rulings, subjects
 from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers, covers_any

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.errors import WireError
-from tidings.pipeline.blocks import BlockInfo, MadeBlock, Segments, cut_blocks
-from tidings.pipeline.classify import Classifier, Deliverable, NotForMembers, Poison, Void
-from tidings.pipeline.debts import DebtEvent, Debts, EventKind
+from tidings.model.blocks import BlockInfo, MadeBlock, Segments, cut_blocks
+from tidings.model.classify import Classifier, Deliverable, NotForMembers, Poison, Void
+from tidings.model.deferred import DebtEvent, Debts, EventKind
+from tidings.model.planning import FRAME_OVERHEAD, Counter, Plan, by_reference, plan, settle
+from tidings.model.projection import Table
+from tidings.model.unread import UnreadWindow
 from tidings.pipeline.deliverer import Deliverer
-from tidings.pipeline.planning import FRAME_OVERHEAD, Counter, Plan, by_reference, plan, settle
-from tidings.pipeline.unread import UnreadWindow
-from tidings.space.fold import Table
 from tidings.wire import signing
 from tidings.wire.block_refs import MAX_INLINE
 from tidings.wire.envelope import Received, Refused, open_record

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tidings.space.compaction import Purge, removable
-from tidings.space.fold import LogRecord, Table
+from tidings.model.compaction import Purge, removable
+from tidings.model.projection import LogRecord, Table
 from tidings.wire.rulings import Access, Channel, Lease, Link, Space
 from tools.generated import PUBACK, GeneratedLog, generate_log, new_log, seeded_key, verify_once
 
