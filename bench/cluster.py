@@ -22,14 +22,14 @@ import tidings
 from live import ARRIVED, bare_times, endpoint_times
 from measuring import median_ratio, options, pairs, report
 from send import WINDOW, bare_rate, endpoint_rate
-from tidings.broker.keyring import Keyring
 from tidings.nats import jwt
 from tidings.nats.address import parse_address
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.pipeline.batches import BATCH
 from tidings.pipeline.outgoing import Outgoing
 from tidings.pipeline.publishing import publish_in_order
-from tidings.space.lease import DeliverLease
+from tidings.server.keyring import Keyring
+from tidings.server.lease import DeliverLease
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire.keys import KeyPair
 

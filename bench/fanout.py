@@ -22,10 +22,10 @@ from typing import Any
 
 from measuring import note
 from reading import UNDER_WAY, read_all
-from tidings.broker.keyring import Keyring
-from tidings.broker.streams import MINUTE_NS
 from tidings.nats import jwt
 from tidings.nats.jetstream_blocking import WorkerConnection
+from tidings.server.keyring import Keyring
+from tidings.server.streams import MINUTE_NS
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire import signing
 from tidings.wire.headers import encode_headers

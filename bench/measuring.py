@@ -21,8 +21,8 @@ from typing import Any
 import nats
 
 from tidings import __version__
-from tidings.broker.server import find_binary, free_port, greeting
-from tidings.broker.streams import MINUTE_NS
+from tidings.server.nats_server import find_binary, free_port, greeting
+from tidings.server.streams import MINUTE_NS
 
 #: `tools` of the tests are what a log is filled and a space is flooded with here too
 sys.path.append(str(Path(__file__).parents[1] / "tests"))

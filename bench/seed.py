@@ -30,12 +30,12 @@ from typing import Any
 import texts
 from fanout import Fanout, fanout
 from measuring import note, report
-from tidings.broker.streams import MINUTE_NS
 from tidings.endpoint.mailbox import pull
 from tidings.nats.acks import ACK
 from tidings.nats.client import Connection
 from tidings.nats.jetstream import JetStream
 from tidings.pipeline.session import SessionSettings, start_session, stop_session
+from tidings.server.streams import MINUTE_NS
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender, compose

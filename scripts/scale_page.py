@@ -14,14 +14,14 @@ from typing import Any
 
 from line_chart import Line, LineChart, bars
 from scale_world import SUBJECTS, Assumed
-from tidings.broker.grants import MAX_AGENT_CONNECTIONS
-from tidings.broker.streams import BLOCK_BUDGET, MAX_BUDGET, stream_specs
+from tidings.server.grants import MAX_AGENT_CONNECTIONS
+from tidings.server.streams import BLOCK_BUDGET, MAX_BUDGET, stream_specs
 from tidings.steward.intervals import Intervals
 from tidings.steward.roster import SEEN_KEPT
 from tidings.steward.roster_service import MAX_BYTES as ATTENTION_BYTES
 
 Figures = dict[str, float]
-#: what a broker takes in one message, an account token included (`broker/config.py`)
+#: what a broker takes in one message, an account token included (`server/config.py`)
 MAX_PAYLOAD = 1_048_576
 #: seconds an endpoint waits for a page of the roster (`endpoint/roster.py`)
 SNAPSHOT_PATIENCE = 5.0

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import nkeys
 
-from tidings.broker.keyring import Keyring
 from tidings.model.projection import LogRecord
+from tidings.server.keyring import Keyring
 from tidings.steward.roster import RosterTable
 from tidings.wire import rulings, tags
 from tidings.wire.headers import encode_headers

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidings.broker import grants
-from tidings.broker.config import BrokerConfig
 from tidings.nats import jwt
 from tidings.nats.client import Connection, connect
 from tidings.nats.jetstream_blocking import WorkerConnection
+from tidings.server import grants
+from tidings.server.config import BrokerConfig
 from tidings.testing.cluster import Cluster
 from tidings.util.private_files import write_private
 from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.server import find_binary, free_port, greeting
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream_blocking import WorkerConnection
+from tidings.server.nats_server import find_binary, free_port, greeting
 from tidings.wire.headers import encode_headers
 
 

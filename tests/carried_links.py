@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from linked_spaces import LINK, linked, say
-from tidings.broker.server import die_with_parent
 from tidings.link.local_socket import ask
 from tidings.link.worker import LinkWorker
+from tidings.server.nats_server import die_with_parent
 from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 
 from foreign import connect
-from tidings.broker.server import Broker
 from tidings.endpoint.endpoint import Endpoint
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
+from tidings.server.nats_server import Broker
 from tidings.testing.history import History
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually, insist

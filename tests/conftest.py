@@ -18,8 +18,8 @@ from bare import BareServer, bare_server
 from crowd import Crowd, gathered
 from declared_answers import held_to_the_table
 from terminal import Terminal
-from tidings.broker import server
 from tidings.errors import PrerequisiteMissing
+from tidings.server import nats_server as server
 from tidings.testing.real_space import RealSpace, real_space
 
 settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None)

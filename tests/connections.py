@@ -6,9 +6,9 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from tidings.broker.keyring import Keyring
 from tidings.nats import jwt
 from tidings.nats.client import connect
+from tidings.server.keyring import Keyring
 from tidings.testing.real_space import RealSpace
 
 Count = Callable[[], Awaitable[int]]

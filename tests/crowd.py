@@ -6,8 +6,8 @@ import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
-from tidings.broker.streams import gate_state
 from tidings.errors import ConflictError
+from tidings.server.streams import gate_state
 from tidings.space.agents import AgentFile
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire.message import Mention, Message, Sender, compose

@@ -25,7 +25,7 @@ import pytest
 
 import store_proxy
 from store_proxy import CONTROL
-from tidings.broker.server import die_at_once_with_parent, free_port
+from tidings.server.nats_server import die_at_once_with_parent, free_port
 
 KEY, SECRET, BUCKET = "AKIATESTOFTIDINGS", "not-to-be-seen-anywhere-7f3a", "lake"
 START_SECONDS = 60.0

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.keyring import Keyring
-from tidings.broker.resolver import write_tokens
 from tidings.nats import jwt
+from tidings.server.keyring import Keyring
+from tidings.server.resolver import write_tokens
 from tidings.space.agents import Ledger
 from tidings.space.home import SpaceHome
 from tidings.util.private_files import read_private, write_private

@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import tidings
-from tidings.broker.server import die_with_parent, free_port
 from tidings.pipeline.session import find_java
+from tidings.server.nats_server import die_with_parent, free_port
 
 START_SECONDS = 60.0
 DAEMON = "org.apache.spark.deploy"

@@ -8,7 +8,7 @@ import pytest
 
 from administrator import Administrator, administered
 from terminal import Terminal, until
-from tidings.broker.keyring import Keyring
+from tidings.server.keyring import Keyring
 from tidings.space.home import SpaceHome
 
 pytestmark = pytest.mark.timeout(120)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_load import BETWEEN, Load, leader_of, populate, up_again, whole_again
-from tidings.broker.server import Broker
 from tidings.nats.jetstream_api import ApiError
+from tidings.server.nats_server import Broker
 from tidings.testing.real_space import real_space
 from tidings.testing.waiting import eventually
 

@@ -12,7 +12,7 @@ import pytest
 
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import JetStream
-from tidings.space.log import fold_log
+from tidings.server.log import fold_log
 from tidings.testing.history import History
 from tidings.testing.processes import steward_child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space

@@ -10,9 +10,9 @@ import pytest
 
 from cluster_load import BETWEEN, SENDERS, Load, leader_of, populate, up_again, whole_again
 from foreign import connect
-from tidings.broker.server import Broker
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
+from tidings.server.nats_server import Broker
 from tidings.testing.partition import RouteNetwork, route_network
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tidings.broker.disk import DiskReserve
+from tidings.server.disk import DiskReserve
 from tidings.steward.status import UNHEALTHY, UNREACHABLE, collect
 from tidings.testing.processes import pause, steward_child
 from tidings.testing.real_space import RealSpace

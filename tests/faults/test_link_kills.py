@@ -13,11 +13,11 @@ import pytest
 from carried_links import came, status, worker_process
 from failing_links import FailingLinks, failing_links, look_soon
 from linked_spaces import LINK
-from tidings.broker.disk import DiskReserve, Room
 from tidings.cli.main import main as tidings_command
 from tidings.link import engine
 from tidings.link.operations import alone
 from tidings.link.paging import PAGE_RECORDS
+from tidings.server.disk import DiskReserve, Room
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.util.backoff import Backoff

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from scripted_server import Scripted, scripted_server, stay
-from tidings.broker.server import die_with_parent, find_binary, free_port
 from tidings.endpoint import block_reader
 from tidings.endpoint.block_reader import CLUSTER_PAUSES, BlockReader
 from tidings.endpoint.records import RecordOpener
@@ -20,6 +19,7 @@ from tidings.nats import aio
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import ApiError
+from tidings.server.nats_server import die_with_parent, find_binary, free_port
 from tidings.testing.waiting import eventually
 from tidings.wire.block_refs import BlockSealer, SealedBlock
 from tidings.wire.frames import FrameRecord, Ref, decode_frame, encode_block, encode_frame, encode_seqs

@@ -13,13 +13,13 @@ import pytest
 
 import tidings
 from daemons import daemon_in
-from tidings.broker import grants
 from tidings.endpoint import block_reader, frame_mailbox, mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeliveryLost, MalformedFrame
 from tidings.nats import jwt
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import NO_END
+from tidings.server import grants
 from tidings.space.agents import AgentFile
 from tidings.steward import backstop
 from tidings.steward.history import HistoryHandlers

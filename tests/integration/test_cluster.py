@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from foreign import connect
-from tidings.broker.streams import ensure_streams, stream_specs
 from tidings.endpoint.identity import local_identity
 from tidings.endpoint.publishing import prepare_chat
 from tidings.errors import LeaseLost
@@ -19,7 +18,8 @@ from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.pipeline.batches import batch_of
 from tidings.pipeline.outgoing import Outgoing
 from tidings.pipeline.publishing import publish_in_order
-from tidings.space.lease import DeliverLease
+from tidings.server.lease import DeliverLease
+from tidings.server.streams import ensure_streams, stream_specs
 from tidings.testing.cluster import Cluster
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually, insist

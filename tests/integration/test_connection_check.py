@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tidings.broker.certificate_files import CertificateFiles
-from tidings.broker.certificates import ensure_certificates
-from tidings.broker.server import free_port
 from tidings.endpoint import connection_check
 from tidings.endpoint.connecting import find_identity
 from tidings.endpoint.connection_check import check_connection
 from tidings.endpoint.identity import Identity
 from tidings.nats.address import trusting
+from tidings.server.certificate_files import CertificateFiles
+from tidings.server.certificates import ensure_certificates
+from tidings.server.nats_server import free_port
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.util.private_files import write_private
 

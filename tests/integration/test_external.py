@@ -12,14 +12,14 @@ import pytest
 
 from administrator import Administrator, administered
 from inviting import attend
-from tidings.broker import grants
-from tidings.broker.keyring import Keyring
 from tidings.endpoint.accepting import accept
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, BrokerUnreachable, ConfigError, TidingsError, UnreachableError, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError
+from tidings.server import grants
+from tidings.server.keyring import Keyring
 from tidings.space.agents import AgentFile
 from tidings.space.creation import create_space
 from tidings.space.external import SHORT_LIVED, describe, live_on, missing_line

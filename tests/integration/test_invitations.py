@@ -18,9 +18,6 @@ import pytest
 
 import tidings
 from inviting import attend
-from tidings.broker.certificate_files import CertificateFiles
-from tidings.broker.certificates import ensure_certificates
-from tidings.broker.invitation_token import token_of
 from tidings.endpoint import accepting
 from tidings.endpoint.accepting import accept
 from tidings.endpoint.connecting import connect_directly
@@ -37,6 +34,9 @@ from tidings.errors import (
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.nats.errors import NatsError, PublishDenied
+from tidings.server.certificate_files import CertificateFiles
+from tidings.server.certificates import ensure_certificates
+from tidings.server.invitation_token import token_of
 from tidings.space import inviting
 from tidings.space.control import ControlClient
 from tidings.space.home import SpaceHome

@@ -8,12 +8,12 @@ import pytest
 
 from old_layouts import make_first
 from terminal import Terminal
-from tidings.broker import grants, streams
-from tidings.broker.keyring import Keyring
 from tidings.errors import AuthRevoked, BrokerUnreachable
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
+from tidings.server import grants, streams
+from tidings.server.keyring import Keyring
 from tidings.space.home import SpaceHome
 from tidings.space.layout import LAYOUT, migrate
 from tidings.testing.real_space import RealSpace, real_space

@@ -24,9 +24,9 @@ from tidings.nats.jetstream_api import (
     ApiError,
     Steps,
 )
-from tidings.space.lease import Holder, StewardLease
-from tidings.space.log import fold_log
-from tidings.space.state import StateBucket
+from tidings.server.lease import Holder, StewardLease
+from tidings.server.log import fold_log
+from tidings.server.state import StateBucket
 from tidings.steward.intervals import Intervals
 from tidings.steward.retention import claim_floor, read_floor
 from tidings.steward.service import Steward

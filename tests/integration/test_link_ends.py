@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from linked_spaces import LINK, is_signed, linked, peer_of, say, texts, unlinked, worker_of
-from tidings.broker.disk import DiskReserve, Room
 from tidings.errors import (
     AuthRevoked,
     EndedThere,
@@ -28,6 +27,7 @@ from tidings.link.destination import LocalDestination, LocalSpace
 from tidings.link.ports import AdmittedAt, LinkAdmission
 from tidings.link.source import PeerSource
 from tidings.nats import jwt
+from tidings.server.disk import DiskReserve, Room
 from tidings.steward import link_handlers, link_wakes
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

@@ -17,8 +17,6 @@ import pytest
 
 from inviting import attend
 from linked_spaces import peer_of
-from tidings.broker.invitation_token import token_of
-from tidings.broker.keyring import Keyring
 from tidings.endpoint import accepting, link_accepting
 from tidings.endpoint.accepting import accept
 from tidings.endpoint.link_accepting import AcceptedLink, LinkWishes, Proposal, accept_link
@@ -26,6 +24,8 @@ from tidings.errors import AuthRevoked, ConfigError, DeniedError, OutcomeUnknown
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.nats.errors import NatsError
+from tidings.server.invitation_token import token_of
+from tidings.server.keyring import Keyring
 from tidings.space import inviting
 from tidings.space.control import ControlClient
 from tidings.space.home import SpaceHome

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.broker.config import MAX_PENDING, BrokerConfig
 from tidings.endpoint import backfill, channels, live
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.notices import Gap
 from tidings.errors import StewardUnreachable
 from tidings.nats.jetstream_api import NO_END
+from tidings.server.config import MAX_PENDING, BrokerConfig
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

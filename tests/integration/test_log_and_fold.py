@@ -12,9 +12,9 @@ from tidings.errors import DeniedError, TooLarge
 from tidings.model.projection import LogRecord, Table, Verdict
 from tidings.nats.client import Connection
 from tidings.nats.jetstream import JetStream
+from tidings.server.log import fold_log, read_rulings
 from tidings.space.control import collect
 from tidings.space.home import SpaceInfo
-from tidings.space.log import fold_log, read_rulings
 from tidings.steward import agent_handlers
 from tidings.steward.admin_handlers import ACK_WAIT_NS, AdminHandlers
 from tidings.testing.real_space import RealSpace, real_space

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from administrator import Administrator, administered
-from tidings.broker.keyring import Keyring
-from tidings.broker.server import Broker, check_port
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, BrokerFailed, ConfigError, SpaceBusy, UsageError
+from tidings.server.keyring import Keyring
+from tidings.server.nats_server import Broker, check_port
 from tidings.space.creation import broker_config, create_space
 from tidings.space.home import SpaceHome
 from tidings.space.moving import finish_move, move_back, move_out

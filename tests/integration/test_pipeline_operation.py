@@ -17,8 +17,8 @@ from tidings.model.deferred import DebtEvent, Debts
 from tidings.nats.jetstream import JetStream
 from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.status import look
+from tidings.server.state import StateBucket
 from tidings.space.home import SpaceHome
-from tidings.space.state import StateBucket
 from tidings.steward import backstop
 from tidings.steward.pipeline_process import PipelineKeeper
 from tidings.steward.status import delivery

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tidings.broker.keyring import Keyring
 from tidings.errors import AuthRevoked
 from tidings.nats import jwt
+from tidings.server.keyring import Keyring
 from tidings.space.moving import _core
 from tidings.steward.supervisor import Supervisor, UpOptions
 from tidings.testing.real_space import RealSpace

@@ -12,7 +12,7 @@ import tidings
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed, UsageError
 from tidings.nats.jetstream_api import EPOCH_KEY
-from tidings.space.log import fold_log
+from tidings.server.log import fold_log
 from tidings.steward.service import Steward
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from inviting import attend
-from tidings.broker.certificates import is_pair
 from tidings.endpoint.accepting import accept
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, ConfigError, UnreachableError, UntrustedServer, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect
+from tidings.server.certificates import is_pair
 from tidings.space.administration import Administrator
 from tidings.space.agents import AgentFile, Ledger
 from tidings.space.creation import create_space

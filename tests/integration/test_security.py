@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from tidings.broker import grants
-from tidings.broker.config import MAX_CONNECTIONS
-from tidings.broker.keyring import Keyring
-from tidings.broker.resolver import push_token
 from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, ConflictError, DeniedError, UnreachableError
 from tidings.model.task_rules import TaskBook, TaskState
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import NO_ROOM
+from tidings.server import grants
+from tidings.server.config import MAX_CONNECTIONS
+from tidings.server.keyring import Keyring
+from tidings.server.resolver import push_token
 from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import SpaceContext
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tidings.broker.streams import set_gate
 from tidings.errors import StreamMismatch
 from tidings.nats.jetstream_api import NO_END, ApiError
+from tidings.server.streams import set_gate
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire.frames import frame_id
 from tools.pouring import pour

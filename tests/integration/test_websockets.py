@@ -15,10 +15,6 @@ import pytest
 
 import tidings
 from connect_proxy import ConnectProxy, connect_proxy
-from tidings.broker.certificate_files import CertificateFiles
-from tidings.broker.certificates import ensure_certificates
-from tidings.broker.keyring import Keyring
-from tidings.broker.server import free_port
 from tidings.endpoint.connecting import connect_directly, find_identity
 from tidings.endpoint.connection_check import check_connection
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UntrustedServer
@@ -27,6 +23,10 @@ from tidings.nats.aio import Connection
 from tidings.nats.client import connect
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.nats.jwt import credentials, split_credentials
+from tidings.server.certificate_files import CertificateFiles
+from tidings.server.certificates import ensure_certificates
+from tidings.server.keyring import Keyring
+from tidings.server.nats_server import free_port
 from tidings.space.inviting import reach_of
 from tidings.space.listening import address_for
 from tidings.testing.proxy import fault_proxy

@@ -23,7 +23,7 @@ from tidings.pipeline.broker_state import MAILBOX_FRAMES, BrokerState, DeliverFl
 from tidings.pipeline.job import DeliverJob
 from tidings.pipeline.range_encoder import RangeEncoder
 from tidings.pipeline.status import look
-from tidings.space.lease import DeliverLease
+from tidings.server.lease import DeliverLease
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually

@@ -16,9 +16,9 @@ import pytest
 
 from crowd import Crowd, check, join, read_all, say_on
 from standalone_spark import StandaloneSpark, secrets_of, standalone_spark
-from tidings.broker.server import die_with_parent
 from tidings.pipeline.package import FOLDER, build_package
 from tidings.pipeline.status import look
+from tidings.server.nats_server import die_with_parent
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 

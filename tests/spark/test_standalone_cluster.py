@@ -13,8 +13,8 @@ import pytest
 
 from crowd import Crowd, check, join, read_all, say_on
 from standalone_spark import StandaloneSpark, command_lines, packed, secrets_of, standalone_spark
-from tidings.broker.server import free_port
 from tidings.pipeline.status import look
+from tidings.server.nats_server import free_port
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually

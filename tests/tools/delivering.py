@@ -22,7 +22,7 @@ from tidings.endpoint.mailbox import pull
 from tidings.nats.acks import ACK
 from tidings.pipeline.job import DeliverJob
 from tidings.pipeline.stream_job import JobSettings
-from tidings.space.log import log_record
+from tidings.server.log import log_record
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.block_refs import open_ref

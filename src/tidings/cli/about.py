@@ -68,7 +68,7 @@ def version(as_json: JsonOption = False) -> None:
 
 
 def _server_version() -> str:
-    from tidings.broker.server import binary_version, find_binary
+    from tidings.server.nats_server import binary_version, find_binary
 
     try:
         binary = find_binary(place().settings["nats_server"] or None)

@@ -109,7 +109,7 @@ def _ports() -> Finding:
 
 
 def _broker(nats_server: str | None) -> Finding:
-    from tidings.broker.server import binary_version, find_binary
+    from tidings.server.nats_server import binary_version, find_binary
 
     try:
         binary = find_binary(nats_server)
@@ -270,7 +270,7 @@ def _is_taken(port: int) -> bool:
 
 def _running(home: SpaceHome, url: str, nats_server: str | None) -> Finding:
     """A space that runs; does it run what is installed?"""
-    from tidings.broker.server import binary_version, find_binary
+    from tidings.server.nats_server import binary_version, find_binary
 
     runs = home.read_state().get("nats_server")
     try:

@@ -175,7 +175,7 @@ def _check_listen(wanted: str) -> None:
 
 
 def checked_budget(where: Place) -> int | None:
-    from tidings.broker.streams import MIN_BUDGET
+    from tidings.server.streams import MIN_BUDGET
 
     text = where.settings["budget"]
     wanted = byte_count("budget", text) if text else None
@@ -322,7 +322,7 @@ def _wait_until_ready(where: Place, child: subprocess.Popen[bytes], said: Path) 
 
 def _why_it_ended(where: Place, said: str) -> str:
     """Its last words; on a full disk it could not write any, or not to their end."""
-    from tidings.broker.disk import DiskReserve
+    from tidings.server.disk import DiskReserve
 
     words = (said.strip().splitlines() or [""])[-1].removeprefix("tidings: ")
     room = DiskReserve(where.home.store).look()

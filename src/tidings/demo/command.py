@@ -135,7 +135,7 @@ def _interruptible() -> Iterator[None]:
 @contextmanager
 def _running(home: SpaceHome, said: Path, *, pipeline: bool) -> Iterator[dict[str, Any]]:
     """The same program a user runs, in a directory of its own."""
-    from tidings.broker.server import die_with_parent
+    from tidings.server.nats_server import die_with_parent
 
     command = [sys.executable, "-m", "tidings.cli", "up", "--space", home.name, "--home", str(home.home)]
     with said.open("w") as file:

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.certificate_files import server_name
-from tidings.broker.invitation_token import token_of
 from tidings.endpoint.identity import Identity, bundle_identity
 from tidings.errors import (
     AuthRevoked,
@@ -38,6 +36,8 @@ from tidings.nats.address import Address
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.errors import ProtocolError
 from tidings.nats.proxy import END, MAX_ANSWER, check_tunnel, proxy_for, tunnel_request
+from tidings.server.certificate_files import server_name
+from tidings.server.invitation_token import token_of
 from tidings.space.control import ControlClient
 from tidings.space.home import SpaceHome
 from tidings.util.backoff import Backoff
@@ -169,7 +169,7 @@ def _trusting(line: InvitationLine, authority: bytes) -> Address:
 
 def _certificate(line: InvitationLine) -> bytes:
     """What the server shows, if the authority of the line signed it. Whose it is, the next handshake proves."""
-    from tidings.broker.certificates import is_signed_by
+    from tidings.server.certificates import is_signed_by
 
     shown = _look(line)
     if not is_signed_by(shown, line.authority):
@@ -308,7 +308,7 @@ def addresses_of(line: InvitationLine, answer: dict[str, Any]) -> str:
 
 
 def _authority(line: InvitationLine, answer: dict[str, Any]) -> bytes:
-    from tidings.broker.certificates import compressed_key
+    from tidings.server.certificates import compressed_key
 
     trusted = base64.b64decode(str(answer["authority"]))
     # its successor, if there is one, comes behind it

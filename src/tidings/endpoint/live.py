@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from tidings.broker.grants import MAX_SUBSCRIPTIONS
 from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.membership import Hole, LocalMembership, Memberships
 from tidings.endpoint.read_state import ReadState
@@ -21,6 +20,7 @@ from tidings.endpoint.records import Dedup, LiveCopy, RecordOpener
 from tidings.errors import DeniedError
 from tidings.nats.client import TOO_MANY_SUBSCRIPTIONS, Connection
 from tidings.nats.core import Msg
+from tidings.server.grants import MAX_SUBSCRIPTIONS
 from tidings.wire.subjects import Chat, Via
 
 SUBJECTS_KEPT = 4_096

@@ -7,7 +7,7 @@
 application holds is kept in progress, what it did not settle is given back. A pull does not survive its connection, so
 every session begins with a new one.
 
-A pull goes through an import (`broker/grants.py`). If its inbox is gone before the broker has looked at the request, it
+A pull goes through an import (`server/grants.py`). If its inbox is gone before the broker has looked at the request, it
 takes the import itself for somebody who waits, and hands it a message that nobody gets before its patience is over. So
 whoever cancels a pull first hears that the broker knows of it.
 """

@@ -31,7 +31,7 @@ from tidings.errors import (
     WireError,
 )
 from tidings.nats.client import Connection
-from tidings.space.steward_keys import followed_key
+from tidings.server.steward_keys import followed_key
 from tidings.util.task_ends import end_tasks
 from tidings.wire.headers import Headers
 from tidings.wire.message import Mention

@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidings.broker.config import SYNC_SECONDS
 from tidings.endpoint.directory import resolve_among
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.identity import Identity
@@ -53,6 +52,7 @@ from tidings.host.publishers import SessionPublisher, SessionPublishers
 from tidings.host.receiver import Receiver, Unkept
 from tidings.host.registry import Adopted, Registry, Scope, Source, check_source, identity_of
 from tidings.host.schema import MIGRATIONS
+from tidings.server.config import SYNC_SECONDS
 from tidings.space.home import SpaceHome
 from tidings.util.database import Database
 from tidings.util.failpoints import reach

@@ -21,7 +21,7 @@ from tidings.errors import DeniedError, PageRefused, TidingsError
 from tidings.link import people as book
 from tidings.link.ledger import BookedLink
 from tidings.link.people import Passing, PeerPlace, ReadThrough
-from tidings.space.steward_keys import followed_key
+from tidings.server.steward_keys import followed_key
 from tidings.wire.people import PEOPLE_PER_PAGE, PeoplePage, Person, read_people, read_statement
 from tidings.wire.rulings import Link
 from tidings.wire.subjects import Subjects

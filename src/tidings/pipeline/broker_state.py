@@ -1,6 +1,6 @@
 """What the pipeline keeps on the broker: the deliver floor, notes of emptied mailboxes, and the mailboxes' room.
 
-Floors are written by compare-and-set on their own revision and carry the lease (`space/lease.py`): a holder that finds
+Floors are written by compare-and-set on their own revision and carry the lease (`server/lease.py`): a holder that finds
 a newer one stops. Emptying a mailbox moves its acknowledgement floor (measured), so how far the owner had read is noted
 before; steward and pipeline both empty, and the lower note counts.
 """
@@ -15,8 +15,8 @@ from tidings.errors import ConflictError, LeaseLost
 from tidings.nats import jetstream_api as api
 from tidings.nats.jetstream_blocking import BlockingJetStream
 from tidings.pipeline.deliverer import NEVER, Emptied
-from tidings.space.lease import DeliverLease
-from tidings.space.state import Entry, StateApi
+from tidings.server.lease import DeliverLease
+from tidings.server.state import Entry, StateApi
 from tidings.wire.records import StoredRecord
 from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import Subjects

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from tidings.errors import TidingsError
-from tidings.space.lease import DeliverLease
+from tidings.server.lease import DeliverLease
 
 EVERY, SILENT, STUCK = 2.0, 15.0, 60.0
 

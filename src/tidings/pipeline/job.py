@@ -34,8 +34,8 @@ from tidings.pipeline.source import offset_at
 from tidings.pipeline.storage import is_folder
 from tidings.pipeline.stream_job import JobSettings, StreamJob, Tally, first_words
 from tidings.pipeline.stream_reader import StreamReader
-from tidings.space.lease import DeliverLease
-from tidings.space.log import ruling_steps
+from tidings.server.lease import DeliverLease
+from tidings.server.log import ruling_steps
 from tidings.util.private_files import own_secret
 from tidings.wire.block_refs import SECRET_BYTES, BlockSealer
 from tidings.wire.records import StoredRecord

@@ -13,7 +13,7 @@ from tidings.pipeline.batches import batch_of
 from tidings.pipeline.broker_state import BrokerState
 from tidings.pipeline.outgoing import Outgoing, acknowledged
 from tidings.pipeline.publishing import publish_in_order, store_blocks
-from tidings.space.lease import DeliverLease
+from tidings.server.lease import DeliverLease
 from tidings.wire.block_refs import BlockSealer
 from tidings.wire.frames import HEAD_HEADER, encode_frame, frame_id
 

@@ -27,7 +27,6 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.errors import PrerequisiteMissing, TidingsError, UnhealthyError, UsageError
 from tidings.pipeline.session import (
     SessionSettings,
@@ -41,6 +40,7 @@ from tidings.pipeline.session import (
 )
 from tidings.pipeline.spark_home import ArchiveMaker
 from tidings.pipeline.storage import below, checked_place, checked_storage, is_folder
+from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.space.home import SpaceHome
 from tidings.util.private_files import close_to_others, private_dir, read_private
 

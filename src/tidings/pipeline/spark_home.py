@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidings.broker.server import die_at_once_with_parent
+from tidings.server.nats_server import die_at_once_with_parent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -32,7 +32,7 @@ from tidings.pipeline.session import gone
 from tidings.pipeline.source import NatsSource, mark_of, offset_at, regressed
 from tidings.pipeline.storage import below
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
-from tidings.space.lease import DeliverLease
+from tidings.server.lease import DeliverLease
 from tidings.util.backoff import Backoff
 from tidings.util.private_files import read_private
 from tidings.wire.subjects import Subjects

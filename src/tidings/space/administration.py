@@ -18,10 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tidings.broker import grants
-from tidings.broker.keyring import Keyring
-from tidings.broker.resolver import push_token
-from tidings.broker.streams import ensure_streams
 from tidings.errors import (
     ConflictError,
     InvalidName,
@@ -34,6 +30,10 @@ from tidings.errors import (
 from tidings.nats import jwt
 from tidings.nats.client import Connection, close_quietly, connect
 from tidings.nats.jetstream import JetStream
+from tidings.server import grants
+from tidings.server.keyring import Keyring
+from tidings.server.resolver import push_token
+from tidings.server.streams import ensure_streams
 from tidings.space.agents import CUT, LIVE, AgentFile, Issued, Ledger, parse_agent_file
 from tidings.space.control import ControlClient
 from tidings.space.external import longest_lifetime, push_account_token

@@ -7,10 +7,10 @@ import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tidings.broker.config import BrokerConfig
-from tidings.broker.keyring import Keyring
-from tidings.broker.server import free_port
-from tidings.broker.streams import default_budget, storage_needed
+from tidings.server.config import BrokerConfig
+from tidings.server.keyring import Keyring
+from tidings.server.nats_server import free_port
+from tidings.server.streams import default_budget, storage_needed
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.layout import LAYOUT, lay_out
 from tidings.util.private_files import locked, write_private

@@ -18,10 +18,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.config import RESERVE
-from tidings.broker.keyring import Keyring
-from tidings.broker.server import MINIMUM_VERSION
-from tidings.broker.streams import storage_needed
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UsageError
 from tidings.nats import jwt
 from tidings.nats.address import parse_addresses, shown
@@ -29,6 +25,10 @@ from tidings.nats.client import Connection, close_quietly, connect
 from tidings.nats.errors import NatsError, Unwritable
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import ApiError
+from tidings.server.config import RESERVE
+from tidings.server.keyring import Keyring
+from tidings.server.nats_server import MINIMUM_VERSION
+from tidings.server.streams import storage_needed
 from tidings.space.agents import Ledger
 from tidings.space.home import SIGNED_ELSEWHERE, SIGNING, SpaceHome, SpaceInfo, greeted
 from tidings.space.invitations import Invitations

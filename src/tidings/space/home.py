@@ -33,10 +33,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.certificate_files import CertificateFiles, server_name
-from tidings.broker.server import greeting
 from tidings.errors import ConfigError, ConflictError, SpaceBusy, UsageError
 from tidings.nats.address import Address, in_websocket, named, nearest, parse_addresses, shown, trusting
+from tidings.server.certificate_files import CertificateFiles, server_name
+from tidings.server.nats_server import greeting
 from tidings.util.private_files import locked, private_dir, read_plain, write_private
 from tidings.wire.names import check_space, is_token
 from tidings.wire.subjects import Subjects

@@ -13,10 +13,10 @@ import os
 import time
 from dataclasses import dataclass
 
-from tidings.broker.certificates import compressed_key
-from tidings.broker.invitation_token import text_to_sign
 from tidings.errors import AuthRevoked, DeniedError, NameTaken, UsageError
 from tidings.nats.address import Address, parse_addresses
+from tidings.server.certificates import compressed_key
+from tidings.server.invitation_token import text_to_sign
 from tidings.space.administration import Administrator, Granted
 from tidings.space.agents import CUT, Issued
 from tidings.space.invitations import Invitation

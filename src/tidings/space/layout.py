@@ -1,6 +1,6 @@
 """The layout of a space: its accounts on the broker and the credentials of its roles, by version.
 
-An account's token says what it exports and imports, a role's what it may do; both are derived from `broker/grants.py`
+An account's token says what it exports and imports, a role's what it may do; both are derived from `server/grants.py`
 and written once per layout: when the space is created, and when `tidings up` finds it was made by an older one. Then
 everything is derived afresh with the same keys, before the broker starts: the store belongs to CORE's key and stays,
 and what was revoked is taken from the ledger. A role's older token is void from then on, so a credential that was
@@ -26,10 +26,10 @@ import json
 import time
 from pathlib import Path
 
-from tidings.broker.keyring import Keyring
-from tidings.broker.resolver import write_tokens
 from tidings.errors import ConfigError
 from tidings.nats import jwt
+from tidings.server.keyring import Keyring
+from tidings.server.resolver import write_tokens
 from tidings.space.agents import Ledger
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.space.invitations import Invitations

@@ -14,16 +14,16 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from tidings.broker.certificates import (
+from tidings.errors import UsageError
+from tidings.nats.address import moved, nearest
+from tidings.server.certificates import (
     authority_in,
     ensure_certificates,
     make_following,
     name_of,
     promote_following,
 )
-from tidings.broker.server import check_port, free_port
-from tidings.errors import UsageError
-from tidings.nats.address import moved, nearest
+from tidings.server.nats_server import check_port, free_port
 from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.util import failpoints
 from tidings.util.private_files import locked

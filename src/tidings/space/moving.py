@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tidings.broker.keyring import Keyring
-from tidings.broker.server import Broker, find_binary
-from tidings.broker.stream_copy import compare_streams, copy_stream
-from tidings.broker.streams import stream_specs
 from tidings.errors import AuthRevoked, ConfigError, ConflictError, SpaceBusy, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import NO_STREAM, ApiError
+from tidings.server.keyring import Keyring
+from tidings.server.nats_server import Broker, find_binary
+from tidings.server.stream_copy import compare_streams, copy_stream
+from tidings.server.streams import stream_specs
 from tidings.space.creation import broker_config, write_broker_files
 from tidings.space.external import Checks, describe, operator_key_in, replicas_of
 from tidings.space.home import SIGNING, SYNC_ASSUMED, SpaceHome, SpaceInfo

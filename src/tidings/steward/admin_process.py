@@ -16,8 +16,8 @@ import sys
 from contextlib import suppress
 from typing import Any, Self
 
-from tidings.broker.server import die_at_once_with_parent
 from tidings.errors import ERRORS_BY_CODE, TidingsError
+from tidings.server.nats_server import die_at_once_with_parent
 from tidings.space.home import SpaceHome
 from tidings.steward.speaking_process import end_child
 

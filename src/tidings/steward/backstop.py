@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tidings.space.state import Entry, StateBucket
+from tidings.server.state import Entry, StateBucket
 from tidings.wire.roster import Backstop
 from tidings.wire.state_keys import StateKey
 

@@ -23,9 +23,9 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.config import LOG_FILE_BYTES, LOG_FILES
-from tidings.broker.keyring import Keyring
 from tidings.errors import NameTaken, TidingsError
+from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
+from tidings.server.keyring import Keyring
 from tidings.space.administration import Administrator, administer
 from tidings.space.agents import AgentFile
 from tidings.space.creation import create_space

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from tidings.broker.block_repair import seal_damaged
 from tidings.errors import ConfigError, TidingsError
 from tidings.nats.jetstream import JetStream, StoredRecord
+from tidings.server.block_repair import seal_damaged
 from tidings.space.home import SpaceHome
 
 #: deleted sequences that are asked for, and runs of them that are remembered

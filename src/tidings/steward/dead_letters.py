@@ -19,9 +19,9 @@ from typing import Literal
 
 import msgspec
 
-from tidings.broker.grants import MAX_MESSAGE
 from tidings.errors import TidingsError
 from tidings.nats.jetstream import StoredRecord
+from tidings.server.grants import MAX_MESSAGE
 from tidings.steward.context import SpaceContext
 from tidings.steward.retention import RECORD_OVERHEAD, stored_size
 from tidings.steward.shares import share_of

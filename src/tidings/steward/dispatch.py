@@ -21,7 +21,7 @@ from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsErro
 from tidings.nats.aio import Connection
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError
-from tidings.space.lease import StewardLease
+from tidings.server.lease import StewardLease
 from tidings.steward.context import Lifecycle
 from tidings.steward.fair_queue import BYTES, MOST_BYTES, MOST_REQUESTS, REQUESTS, Admission, FairQueue
 from tidings.steward.requests import (

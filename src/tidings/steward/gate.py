@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tidings.broker.config import RESERVE
-from tidings.broker.disk import DiskReserve
-from tidings.broker.streams import GateState, gate_of, gate_state, set_gate
 from tidings.nats.jetstream import JetStream
+from tidings.server.config import RESERVE
+from tidings.server.disk import DiskReserve
+from tidings.server.streams import GateState, gate_of, gate_state, set_gate
 from tidings.wire.subjects import Subjects
 
 #: shares of the budget

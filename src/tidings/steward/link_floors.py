@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from tidings.errors import ConflictError
-from tidings.space.state import StateBucket
+from tidings.server.state import StateBucket
 from tidings.steward.context import SpaceContext
 from tidings.steward.link_records import links_in_force, links_on
 

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tidings.broker.grants import MAX_MESSAGE
 from tidings.nats.jetstream import StoredRecord
+from tidings.server.grants import MAX_MESSAGE
 from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.gate import LogGate

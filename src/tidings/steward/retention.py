@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tidings.broker.streams import GateState
 from tidings.errors import ConflictError
 from tidings.model.compaction import removable
 from tidings.model.projection import Table
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.space.state import StateBucket
+from tidings.server.state import StateBucket
+from tidings.server.streams import GateState
 from tidings.steward.context import SpaceContext
 from tidings.wire.rulings import Space
 from tidings.wire.state_keys import StateKey

@@ -18,17 +18,17 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from tidings.broker.disk import DiskReserve
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.model.projection import Table
 from tidings.nats.client import Connection, close_quietly, connect
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import NO_STREAM, ApiError, info_from
 from tidings.nats.jwt import split_credentials
+from tidings.server.disk import DiskReserve
+from tidings.server.lease import StewardLease
+from tidings.server.log import read_rulings
+from tidings.server.state import StateBucket
 from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.lease import StewardLease
-from tidings.space.log import read_rulings
-from tidings.space.state import StateBucket
 from tidings.steward.admin_handlers import AdminHandlers
 from tidings.steward.admission_handlers import AdmissionHandlers
 from tidings.steward.agent_handlers import AgentHandlers

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from tidings.broker.grants import MAX_MESSAGE
 from tidings.nats.jetstream import StoredRecord
+from tidings.server.grants import MAX_MESSAGE
 from tidings.steward.context import SpaceContext
 from tidings.steward.damage import Removed
 from tidings.steward.gate import WARN_AT

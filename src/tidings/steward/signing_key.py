@@ -17,8 +17,8 @@ import msgspec
 from tidings.errors import TidingsError, UsageError
 from tidings.model.projection import Table
 from tidings.nats.jetstream import JetStream
+from tidings.server.log import log_record
 from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.log import log_record
 from tidings.steward.context import now
 from tidings.steward.writer import RulingWriter
 from tidings.util.private_files import read_private, write_private

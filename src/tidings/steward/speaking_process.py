@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Self
 
-from tidings.broker.server import die_with_parent
+from tidings.server.nats_server import die_with_parent
 from tidings.space.home import SpaceHome
 
 

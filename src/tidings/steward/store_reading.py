@@ -17,15 +17,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidings.broker.keyring import Keyring
 from tidings.errors import MalformedFrame
 from tidings.model.projection import Table
 from tidings.nats import jwt
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.jetstream import JetStream, StoredRecord
+from tidings.server.keyring import Keyring
+from tidings.server.log import log_record
+from tidings.server.state import StateBucket
 from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.log import log_record
-from tidings.space.state import StateBucket
 from tidings.steward.damage import ABOVE_FLOOR, UNREADABLE, Damage, Gaps, load, unreadable, words
 from tidings.steward.retention import read_floor
 from tidings.steward.voids import Void, void_of

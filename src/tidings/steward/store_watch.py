@@ -26,7 +26,7 @@ import msgspec
 
 from tidings.model.membership import Interval
 from tidings.nats.jetstream_api import info_from
-from tidings.space.lease import StewardLease
+from tidings.server.lease import StewardLease
 from tidings.steward.context import Lifecycle, SpaceContext, now
 from tidings.steward.damage import (
     ABOVE_FLOOR,

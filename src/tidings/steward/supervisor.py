@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.disk import DiskReserve
-from tidings.broker.server import Broker, binary_version, find_binary
 from tidings.errors import (
     AuthRevoked,
     BrokerFailed,
@@ -38,6 +36,8 @@ from tidings.nats.address import DEFAULT_PORTS, shown
 from tidings.nats.client import connect
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jwt import split_credentials
+from tidings.server.disk import DiskReserve
+from tidings.server.nats_server import Broker, binary_version, find_binary
 from tidings.space.agents import Ledger
 from tidings.space.creation import broker_config
 from tidings.space.external import SHORT_LIVED, danger_of_replicas, replicas_of
@@ -466,7 +466,7 @@ class Supervisor:
 
     def _is_whole(self) -> bool:
         """Not while one of the two is written and the other is not."""
-        from tidings.broker.certificates import is_pair  # only where there is one: it loads more than we need else
+        from tidings.server.certificates import is_pair  # only where there is one: it loads more than we need else
 
         assert self.broker is not None
         return self.broker.config.shown is not None and is_pair(*self.broker.config.shown)

@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.grants import MAX_MESSAGE
 from tidings.errors import MalformedMessage, OutcomeUnknown, Superseded, TidingsError, UsageError
 from tidings.model.task_rules import (
     EndedTask,
@@ -31,6 +30,7 @@ from tidings.model.task_rules import (
 )
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import StoredRecord
+from tidings.server.grants import MAX_MESSAGE
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import BEYOND_BOUND, DeadLetters, bytes_of_tasks, excess
 from tidings.steward.store_watch import StoreWatch

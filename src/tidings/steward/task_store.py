@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from tidings.broker.grants import MAX_MESSAGE
 from tidings.errors import ConflictError, LeaseLost, OutcomeUnknown, TidingsError
 from tidings.model.task_rules import OUTCOMES_KEPT, EndedTask, TaskState
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.space.state import StateBucket
+from tidings.server.grants import MAX_MESSAGE
+from tidings.server.state import StateBucket
 from tidings.steward.retention import RECORD_OVERHEAD, stored_size
 from tidings.wire.headers import values_of
 from tidings.wire.signing import SIGNATURE_HEADER

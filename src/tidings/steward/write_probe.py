@@ -15,9 +15,9 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from tidings.broker.disk import DiskReserve
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError
 from tidings.nats.jetstream_api import NO_STREAM, ApiError
+from tidings.server.disk import DiskReserve
 from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.writer import RulingWriter
 from tidings.wire.ids import new_id

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tidings.broker.streams import set_gate
 from tidings.errors import (
     BrokerUnreachable,
     ConflictError,
@@ -29,8 +28,9 @@ from tidings.errors import (
 from tidings.model.projection import LogRecord, Table, Verdict
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, last_as_of
-from tidings.space.lease import StewardLease
-from tidings.space.log import log_record
+from tidings.server.lease import StewardLease
+from tidings.server.log import log_record
+from tidings.server.streams import set_gate
 from tidings.util import failpoints
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair

@@ -16,9 +16,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.config import BrokerConfig
-from tidings.broker.server import Broker, free_port
 from tidings.errors import BrokerFailed
+from tidings.server.config import BrokerConfig
+from tidings.server.nats_server import Broker, free_port
 from tidings.testing.partition import RouteNetwork
 
 START_SECONDS = 30.0

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import tidings
-from tidings.broker.server import die_with_parent
+from tidings.server.nats_server import die_with_parent
 from tidings.space.home import SpaceHome
 from tidings.testing.waiting import eventually
 

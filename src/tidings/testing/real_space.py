@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.keyring import Keyring
-from tidings.broker.server import Broker
 from tidings.errors import OutcomeUnknown, UnreachableError
 from tidings.nats import jwt
 from tidings.nats.client import Connection, connect
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import ApiError
+from tidings.server.keyring import Keyring
+from tidings.server.nats_server import Broker
 from tidings.space.administration import Administrator, Granted, administer
 from tidings.space.agents import AgentFile
 from tidings.space.control import ControlClient

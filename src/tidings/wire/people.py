@@ -2,7 +2,7 @@
 
 An access record says more than another space may know: what the agent may read and post, and its token. So it is not
 sent; the steward states id, name, roles and what key came before, and signs that for one link. The receiver knows the
-key of that steward from its link record, and follows rotations of it (`space/steward_keys.py`).
+key of that steward from its link record, and follows rotations of it (`server/steward_keys.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The keys of the state bucket `td_state_<space>`: small facts about a space that are not in its log.
 
-Each has one writer, or is written by compare-and-set on its revision (`space/state.py`). What the pipeline may read and
-write of them is in `broker/grants.py`.
+Each has one writer, or is written by compare-and-set on its revision (`server/state.py`). What the pipeline may read
+and write of them is in `server/grants.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `Subjects("main")` builds; `parse` turns a subject back into a typed value, or `None` if it is not exactly one of
 ours. Nothing parses as something it is not: arity, tokens, ids, tags and shards are all checked, so a subject that
-parsed can be trusted to name what it says. Who may publish where is `broker/grants.py`; this module only spells.
+parsed can be trusted to name what it says. Who may publish where is `server/grants.py`; this module only spells.
 """
 
 from __future__ import annotations

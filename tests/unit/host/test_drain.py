@@ -15,7 +15,6 @@ from typing import Any, cast
 import pytest
 
 from hosted import draft
-from tidings.broker.streams import stream_specs
 from tidings.endpoint.publishing import Kind, Prepared, Stored
 from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull, UsageError
 from tidings.host import drain as drains
@@ -25,6 +24,7 @@ from tidings.host.drain import SpaceDrain
 from tidings.host.outbox import Lane, LogPosition, OutboxRow, OutboxStore, Terms
 from tidings.host.publishers import SessionPublisher
 from tidings.host.schema import MIGRATIONS
+from tidings.server.streams import stream_specs
 from tidings.testing.waiting import eventually
 from tidings.util.backoff import Backoff
 from tidings.util.database import Database

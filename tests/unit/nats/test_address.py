@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tidings.broker.certificate_files import CertificateFiles
-from tidings.broker.certificates import ensure_certificates
 from tidings.nats.address import (
     Address,
     moved,
@@ -18,6 +16,8 @@ from tidings.nats.address import (
     with_authority,
 )
 from tidings.nats.errors import Unwritable
+from tidings.server.certificate_files import CertificateFiles
+from tidings.server.certificates import ensure_certificates
 
 
 def test_what_an_address_trusts_is_read_as_it_was_written_and_not_shown() -> None:

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from tidings.broker import grants
 from tidings.errors import WireError
 from tidings.nats import jwt
+from tidings.server import grants
 from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair
 from tidings.wire.subjects import ADMIN_SERVICE, AGENT_SERVICES, Subjects
 from tools.generated import seeded_key

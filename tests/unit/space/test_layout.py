@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tidings.broker import grants
-from tidings.broker.keyring import Keyring
 from tidings.errors import ConfigError
 from tidings.nats import jwt
+from tidings.server import grants
+from tidings.server.keyring import Keyring
 from tidings.space.administration import administer
 from tidings.space.creation import create_space
 from tidings.space.home import SpaceHome

@@ -122,7 +122,9 @@ def test_a_port_that_only_an_administrator_may_use_is_said(tmp_path: Path, monke
     def refuse(_self: socket.socket, _address: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("tidings.broker.server.socket.socket", type("Refusing", (socket.socket,), {"bind": refuse}))
+    monkeypatch.setattr(
+        "tidings.server.nats_server.socket.socket", type("Refusing", (socket.socket,), {"bind": refuse})
+    )
     with pytest.raises(BrokerFailed, match="may not listen on port 443: choose one above 1023"):
         websocket_on(home, "127.0.0.2:443")
     assert home.read_info() == made

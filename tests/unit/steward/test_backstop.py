@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tidings.space.state import Entry
+from tidings.server.state import Entry
 from tidings.steward.backstop import BEAT_KEY, FLOOR_KEY, MOST_WAITING, BackstopWatch
 from tidings.wire.roster import TOLERATED_S, Backstop
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from tidings.broker.server import free_port
 from tidings.errors import ConfigError
+from tidings.server.nats_server import free_port
 from tidings.space.creation import broker_config, create_space
 from tidings.space.home import SpaceHome
 from tidings.space.listening import listen_on

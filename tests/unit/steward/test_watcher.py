@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from tidings.broker.disk import Room
 from tidings.errors import TidingsError, UsageError
+from tidings.server.disk import Room
 from tidings.space.home import SpaceHome
 from tidings.steward import supervisor as supervising
 from tidings.steward import watcher as watching

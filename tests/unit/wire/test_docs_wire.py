@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tidings.broker.grants import MAX_MESSAGE, MAX_SUBSCRIPTIONS
 from tidings.endpoint.frame_mailbox import GAP_PATIENCE
 from tidings.endpoint.mailbox import PULL_BYTES
 from tidings.endpoint.tasks import MAX_RESULT
 from tidings.link.compare import FEWEST_IDS, MOST_IDS
 from tidings.nats.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM
+from tidings.server.grants import MAX_MESSAGE, MAX_SUBSCRIPTIONS
 from tidings.steward.agent_handlers import MOST_CLAIMS
 from tidings.steward.history import MAX_PAGE
 from tidings.steward.receipts import MOST_RECEIPTS

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.broker.invitation_token import text_to_sign, token_of
 from tidings.errors import UsageError, WireError
 from tidings.nats import jwt
+from tidings.server.invitation_token import text_to_sign, token_of
 from tidings.wire.invitations import AUTHORITY_BYTES, LONGEST, InvitationLine, Trust, check_kind, parse_invitation
 from tidings.wire.keys import ACCOUNT, sealed_for
 from tidings.wire.subjects import Subjects

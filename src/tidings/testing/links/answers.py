@@ -8,9 +8,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from tidings.broker.keyring import Keyring
 from tidings.errors import StoreBusy, TidingsError
 from tidings.nats import jwt
+from tidings.server.keyring import Keyring
 from tidings.space.link_peers import LinkPeers
 from tidings.testing.links.peer import LINK, Answer, Lie
 from tidings.testing.links.stage import LinkStage, lies_refused

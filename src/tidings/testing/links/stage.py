@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidings.broker.keyring import Keyring
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.endpoint import Endpoint
 from tidings.errors import WireError
@@ -28,6 +27,7 @@ from tidings.link.source import PeerSource
 from tidings.link.spaces import NatsSpaces, SharedLog
 from tidings.link.worker import LinkWorker
 from tidings.nats import jwt
+from tidings.server.keyring import Keyring
 from tidings.space.home import SpaceHome
 from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.space.linking import Linker

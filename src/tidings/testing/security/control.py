@@ -13,9 +13,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.grants import ACK_ANSWER
 from tidings.errors import DeniedError, UsageError
 from tidings.nats import jwt
+from tidings.server.grants import ACK_ANSWER
 from tidings.steward.fair_queue import MOST_REQUESTS
 from tidings.testing.security.actor import PATIENCE, line
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused

@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tidings.broker.keyring import Keyring
 from tidings.errors import DeniedError
 from tidings.nats import jwt
+from tidings.server.keyring import Keyring
 from tidings.testing.security.actor import Actor, acting, line
 from tidings.testing.security.replies import targets
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from tidings.errors import ConflictError
 from tidings.nats import jwt
 from tidings.nats.jetstream_api import NO_END, ApiError
-from tidings.space.state import StateBucket
+from tidings.server.state import StateBucket
 from tidings.testing.security.actor import Actor, acting, line
 from tidings.testing.security.replies import targets
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused

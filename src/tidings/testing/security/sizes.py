@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from tidings.broker.grants import MAX_MESSAGE
+from tidings.server.grants import MAX_MESSAGE
 from tidings.testing.security.actor import PATIENCE, acting, line
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings.testing.security.stage import MAL, Stage

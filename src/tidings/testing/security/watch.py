@@ -15,7 +15,7 @@ from typing import Any
 from tidings.errors import BrokerUnreachable
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.nats.jetstream_api import NO_CONSUMER, NO_STREAM, ApiError
-from tidings.space.log import log_record
+from tidings.server.log import log_record
 from tidings.wire.rulings import verify_ruling
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import RULING_KINDS, StreamKind, Subjects

@@ -22,9 +22,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tidings.broker.config import BrokerConfig
 from tidings.errors import BrokerFailed, PrerequisiteMissing
 from tidings.nats.address import Address, nearest
+from tidings.server.config import BrokerConfig
 from tidings.util.private_files import write_private
 
 MINIMUM_VERSION = (2, 15, 0)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidings.broker.config import RESERVE
-from tidings.broker.grants import MAX_MESSAGE
 from tidings.errors import StreamMismatch
 from tidings.nats import jetstream_api as api
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import EPOCH_KEY, NO_STREAM, ApiError, Steps
+from tidings.server.config import RESERVE
+from tidings.server.grants import MAX_MESSAGE
 from tidings.wire.subjects import RULING_KINDS, Subjects
 
 MINUTE_NS = 60 * 1_000_000_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidings.broker.block_repair import highway_hash_64, read_block, seal_damaged
+from tidings.server.block_repair import highway_hash_64, read_block, seal_damaged
 
 #: published with the algorithm, for the key 00 01 02 ... and data of as many bytes 00 01 02 ...
 VECTORS = {0: 0x907A56DE22C26E53, 1: 0x7EAB43AAC7CDDD78, 2: 0xB8D0569AB0B53D62, 3: 0x5C6BEFAB8A463D80}

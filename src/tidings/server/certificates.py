@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tidings.broker.certificate_files import CertificateFiles, server_name
 from tidings.errors import ConfigError
+from tidings.server.certificate_files import CertificateFiles, server_name
 from tidings.util.private_files import check_private, private_dir, read_private, write_private
 
 BACKDATED = timedelta(days=1)

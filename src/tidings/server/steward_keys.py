@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tidings.errors import MalformedRecord
 from tidings.model.projection import Table
 from tidings.nats.jetstream import StoredRecord
-from tidings.space.log import log_record
+from tidings.server.log import log_record
 from tidings.wire.subjects import Subjects
 from tidings.wire.times import parse_time
 

@@ -21,7 +21,7 @@ from tidings.nats.jetstream_api import (
     Sleep,
     Steps,
 )
-from tidings.space.lease import LOOKS, DeliverLease, LeaseSteps, StewardLease
+from tidings.server.lease import LOOKS, DeliverLease, LeaseSteps, StewardLease
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
 

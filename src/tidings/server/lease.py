@@ -24,13 +24,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tidings.broker.streams import gate_steps
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, LogFull, MalformedRecord, OutcomeUnknown
 from tidings.nats import jetstream_api as api
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, Lag, Sleep, Steps
 from tidings.nats.jetstream_blocking import BlockingJetStream
-from tidings.space.state import Entry, StateApi
+from tidings.server.state import Entry, StateApi
+from tidings.server.streams import gate_steps
 from tidings.wire import rulings
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair

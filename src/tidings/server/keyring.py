@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tidings.broker import grants
 from tidings.errors import UsageError
 from tidings.nats import jwt
+from tidings.server import grants
 from tidings.util.private_files import check_private, private_dir, read_private, write_private
 from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair
 from tidings.wire.subjects import Subjects

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from tidings.broker.certificate_files import CertificateFiles, server_name
-from tidings.broker.certificates import AUTHORITY_FOR, RENEWED_BEFORE, SERVER_FOR, ensure_certificates, name_of
 from tidings.errors import ConfigError
+from tidings.server.certificate_files import CertificateFiles, server_name
+from tidings.server.certificates import AUTHORITY_FOR, RENEWED_BEFORE, SERVER_FOR, ensure_certificates, name_of
 
 NOW = datetime(2026, 11, 17, 12, tzinfo=UTC)
 

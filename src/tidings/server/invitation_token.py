@@ -6,8 +6,8 @@ changes what an invited user may do (`grants.invitation_*`) makes another versio
 
 from __future__ import annotations
 
-from tidings.broker import grants
 from tidings.nats import jwt
+from tidings.server import grants
 from tidings.wire.invitations import InvitationLine
 from tidings.wire.subjects import Subjects
 
