@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from measuring import report
+from tidings.admin.administration import administer
+from tidings.admin.agents import AgentFile, Ledger
+from tidings.admin.home import SpaceHome
 from tidings.errors import TidingsError
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.jwt import split_credentials
-from tidings.space.administration import administer
-from tidings.space.agents import AgentFile, Ledger
-from tidings.space.control import ControlClient
-from tidings.space.home import SpaceHome
+from tidings.rpc.control import ControlClient
 from tidings.steward.status import collect, resident_bytes
 from tidings.wire import message as wire
 from tidings.wire import signing

@@ -40,6 +40,7 @@ import texts
 import tidings
 from measuring import note, report
 from roster import cpu_seconds, share_of_core
+from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.endpoint.connecting import connect_directly
 from tidings.link.local_socket import ask
 from tidings.link.paging import PAGE_RECORDS
@@ -48,7 +49,6 @@ from tidings.nats.client import Connection
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.server.keyring import Keyring
-from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.testing.processes import steward_child
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire import signing

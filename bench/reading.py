@@ -16,7 +16,7 @@ from tidings.endpoint.block_reader import AT_ONCE, PATIENCE
 from tidings.endpoint.mailbox import pull
 from tidings.nats.acks import ACK
 from tidings.nats.client import connect
-from tidings.space.control import ControlClient
+from tidings.rpc.control import ControlClient
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire.block_refs import open_ref
 from tidings.wire.frames import Block, Frame, FrameRecord, Ref, decode_frame, open_block

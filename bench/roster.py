@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from measuring import report
-from tidings.space.agents import AgentFile
+from tidings.admin.agents import AgentFile
 from tidings.testing.processes import steward_child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.wire.ids import new_id

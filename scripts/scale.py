@@ -46,6 +46,7 @@ from scale_page import (
 )
 from scale_world import BEGAN, SUBJECTS, Assumed, World
 from tidings import __version__
+from tidings.admin.agents import Issued, Ledger
 from tidings.model.blocks import MadeBlock, Segments, cut_blocks
 from tidings.model.classify import Classifier, Deliverable
 from tidings.model.compaction import removable
@@ -57,7 +58,6 @@ from tidings.pipeline.deliverer import DeliverBatch, Deliverer
 from tidings.pipeline.ledger import DELIVERIES, DeltaLedger, LedgerPaths
 from tidings.server.keyring import Keyring
 from tidings.server.streams import MAX_BUDGET
-from tidings.space.agents import Issued, Ledger
 from tidings.steward.fair_queue import Admission
 from tidings.steward.intervals import Intervals
 from tidings.steward.receipts import KEPT as RECEIPTS_KEPT

@@ -43,7 +43,7 @@ from tidings.wire.message import check_said
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
-    from tidings.endpoint.identity import Identity
+    from tidings.admin.identity import Identity
 
 API = 1
 #: seconds an answer may take beyond what was asked to be waited for

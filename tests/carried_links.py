@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from linked_spaces import LINK, linked, say
+from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.link.local_socket import ask
 from tidings.link.worker import LinkWorker
 from tidings.server.nats_server import die_with_parent
-from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire import message as wire_message

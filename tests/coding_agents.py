@@ -16,7 +16,7 @@ from mcp_types import CallToolResult, TextResourceContents
 
 import tidings
 from blocking_host import HostClient, Session
-from tidings.endpoint.identity import local_identity
+from tidings.admin.identity import local_identity
 from tidings.host.claims import Claims
 from tidings.host.daemon import Daemon
 from tidings.mcp.server import build_server

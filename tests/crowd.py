@@ -6,9 +6,9 @@ import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+from tidings.admin.agents import AgentFile
 from tidings.errors import ConflictError
 from tidings.server.streams import gate_state
-from tidings.space.agents import AgentFile
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire.message import Mention, Message, Sender, compose
 from tools.delivering import Mailbox, empty_mailbox, owed

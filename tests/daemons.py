@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from blocking_host import Event, HostClient, Session
-from tidings.endpoint.identity import local_identity
+from tidings.admin.identity import local_identity
 from tidings.host.daemon import Daemon
 from tidings.host.http_server import PeerChecked
 from tidings.host.sockets import socket_path

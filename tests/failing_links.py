@@ -26,6 +26,8 @@ import pytest
 import tidings
 from carried_links import agree, worker
 from linked_spaces import LINK, text_of
+from tidings.admin.home import SpaceHome
+from tidings.admin.link_peers import PeerAccess
 from tidings.endpoint.connecting import connect_directly
 from tidings.link import engine, rounds
 from tidings.link.agreements import last_row
@@ -34,8 +36,6 @@ from tidings.link.ports import Prepare
 from tidings.link.source import PATIENCE, PeerSource
 from tidings.link.spaces import NatsSpaces, SharedLog
 from tidings.link.worker import LinkWorker
-from tidings.space.home import SpaceHome
-from tidings.space.link_peers import PeerAccess
 from tidings.testing.proxy import FaultProxy, fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tidings.admin.linking import Linked, Linker
 from tidings.nats import jwt
 from tidings.nats.client import Connection, connect
-from tidings.space.control import ControlClient
-from tidings.space.linking import Linked, Linker
+from tidings.rpc.control import ControlClient
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire import message as wire_message
 from tidings.wire import signing

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tidings.admin.agents import Ledger
+from tidings.admin.home import SpaceHome
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
 from tidings.server.resolver import write_tokens
-from tidings.space.agents import Ledger
-from tidings.space.home import SpaceHome
 from tidings.util.private_files import read_private, write_private
 from tidings.wire.keys import KeyPair
 

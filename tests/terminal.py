@@ -13,8 +13,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
+from tidings.admin.home import SpaceHome, list_spaces
 from tidings.cli.main import main
-from tidings.space.home import SpaceHome, list_spaces
 from tidings.util.private_files import lock_pid
 
 TIDINGS = (sys.executable, "-m", "tidings.cli")

@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
+from tidings.admin.settings import Settings
 from tidings.endpoint.connecting import connect_directly, find_identity
 from tidings.endpoint.endpoint import Endpoint
 from tidings.endpoint.interface import AgentInterface
 from tidings.endpoint.redelivery import Retry
 from tidings.errors import HostUnreachable, NoSession, OutcomeUnknown, UsageError
-from tidings.space.settings import Settings
 
 if TYPE_CHECKING:
     from tidings.host.endpoint import HostEndpoint

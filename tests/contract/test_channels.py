@@ -7,8 +7,8 @@ import pytest
 
 import tidings
 from foreign import connect
+from tidings.admin.agents import AgentFile
 from tidings.errors import DeniedError
-from tidings.space.agents import AgentFile
 from tidings.testing.history import History
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import RealSpace

@@ -11,8 +11,8 @@ import pytest
 
 from terminal import TIDINGS, Terminal
 from tidings import __version__
+from tidings.admin.creation import create_space
 from tidings.host.mailbox import held_mail
-from tidings.space.creation import create_space
 from tidings.util.private_files import write_private
 from tidings.wire.ids import new_id
 

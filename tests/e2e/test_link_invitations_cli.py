@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from terminal import Terminal, done, until
-from tidings.space.link_peers import LinkPeers
+from tidings.admin.link_peers import LinkPeers
 
 HERE, THERE = "127.0.0.2", "127.0.0.3"
 

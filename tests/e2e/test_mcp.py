@@ -16,11 +16,11 @@ import pytest
 import tidings
 from coding_agents import PATIENCE, CodingAgent, coding, coding_with, command, environment, hosted, peer, piped
 from terminal import Terminal
+from tidings.admin.creation import create_space
 from tidings.cli import mcp as serving
 from tidings.host.daemon import Daemon
 from tidings.host.http_client import HostClient
 from tidings.mcp.ids import short
-from tidings.space.creation import create_space
 from tidings.testing.real_space import DEFAULT_BUDGET, RealSpace
 from tidings.testing.waiting import eventually
 

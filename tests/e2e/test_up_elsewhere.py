@@ -8,8 +8,8 @@ import pytest
 
 from administrator import Administrator, administered
 from terminal import Terminal, until
+from tidings.admin.home import SpaceHome
 from tidings.server.keyring import Keyring
-from tidings.space.home import SpaceHome
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,9 +7,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tidings.space.administration import administer
-from tidings.space.agents import AgentFile
-from tidings.space.home import SpaceHome
+from tidings.admin.administration import administer
+from tidings.admin.agents import AgentFile
+from tidings.admin.home import SpaceHome
 
 
 async def main(home: str, space: str, operation: str, name: str) -> None:

@@ -13,13 +13,13 @@ import pytest
 import tidings
 from foreign import bundle_of
 from hosting import Clock, adopt, has_texts, host_in, texts_of
+from tidings.admin.agents import AgentFile
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, OutcomeUnknown, UnreachableError
 from tidings.host import agent_sessions
 from tidings.host.compose import SendRequest
 from tidings.nats import jwt
 from tidings.nats.address import moved
-from tidings.space.agents import AgentFile
 from tidings.testing.history import History
 from tidings.testing.proxy import FaultProxy, fault_proxy
 from tidings.testing.real_space import RealSpace, real_space

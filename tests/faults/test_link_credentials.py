@@ -12,15 +12,15 @@ from carried_links import said, status, until_came, worker
 from failing_links import failing_links, look_soon
 from inviting import attend
 from linked_spaces import LINK
+from tidings.admin import linking
+from tidings.admin.inviting import reach_of
+from tidings.admin.link_accepting import LinkWishes, accept_link
+from tidings.admin.link_inviting import LinkInviter, LinkTerms
+from tidings.admin.link_peers import LinkPeers
+from tidings.admin.linking import Linker
 from tidings.cli import link_words
-from tidings.endpoint.link_accepting import LinkWishes, accept_link
 from tidings.link import carrying
 from tidings.nats import jwt
-from tidings.space import linking
-from tidings.space.inviting import reach_of
-from tidings.space.link_inviting import LinkInviter, LinkTerms
-from tidings.space.link_peers import LinkPeers
-from tidings.space.linking import Linker
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.invitations import InvitationLine, parse_invitation

@@ -9,8 +9,8 @@ import pytest
 
 from carried_links import came, worker, worker_process
 from failing_links import FailingLinks, agrees, failing_links, look_soon
+from tidings.admin.home import SpaceHome
 from tidings.errors import StoreBusy
-from tidings.space.home import SpaceHome
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 

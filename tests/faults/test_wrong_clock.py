@@ -17,9 +17,9 @@ import pytest
 
 from foreign import bundle_of, connect
 from hosting import adopt, has_texts, host_in
+from tidings.admin.agents import AgentFile
 from tidings.host.compose import SendRequest
 from tidings.nats import jwt
-from tidings.space.agents import AgentFile
 from tidings.testing.processes import Child, child
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

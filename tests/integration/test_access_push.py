@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.admin.agents import AgentFile, Ledger
 from tidings.endpoint.connecting import connect_directly as connect
 from tidings.errors import DeniedError
 from tidings.nats import jwt
-from tidings.space.agents import AgentFile, Ledger
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 

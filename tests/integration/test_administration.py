@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tidings.admin.agents import AgentFile
+from tidings.admin.provisioning import ensure_agent
 from tidings.errors import AuthRevoked, LogFull, UnreachableError
 from tidings.nats.jetstream_api import NO_ROOM, ApiError
-from tidings.space.agents import AgentFile
-from tidings.space.provisioning import ensure_agent
 from tidings.steward.marks import KEPT, LogMark, thinned
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
 

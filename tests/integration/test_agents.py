@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from tidings.admin.agents import AgentFile
 from tidings.errors import AuthRevoked, BrokerUnreachable, DeniedError, NameTaken, UsageError
-from tidings.space.agents import AgentFile
 from tidings.testing.real_space import RealSpace
 
 

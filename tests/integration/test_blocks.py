@@ -5,10 +5,10 @@ import random
 
 import pytest
 
+from tidings.admin.agents import AgentFile
 from tidings.errors import AuthRevoked, BrokerUnreachable
 from tidings.nats.client import connect
 from tidings.nats.jetstream_api import NO_END, ApiError
-from tidings.space.agents import AgentFile
 from tidings.testing.real_space import RealSpace
 from tidings.testing.security.actor import acting, line
 from tidings.wire.subjects import block_shard

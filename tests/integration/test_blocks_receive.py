@@ -13,6 +13,7 @@ import pytest
 
 import tidings
 from daemons import daemon_in
+from tidings.admin.agents import AgentFile
 from tidings.endpoint import block_reader, frame_mailbox, mailbox
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeliveryLost, MalformedFrame
@@ -20,7 +21,6 @@ from tidings.nats import jwt
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import NO_END
 from tidings.server import grants
-from tidings.space.agents import AgentFile
 from tidings.steward import backstop
 from tidings.steward.history import HistoryHandlers
 from tidings.testing.real_space import RealSpace

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 import tidings
+from tidings.admin.agents import AgentFile, Ledger
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, DeniedError
 from tidings.nats import client as broker
-from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import watcher as watching
 from tidings.steward.status import resident_bytes
 from tidings.steward.watcher import Breach, Watcher

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foreign import connect
-from tidings.endpoint.identity import local_identity
+from tidings.admin.identity import local_identity
 from tidings.endpoint.publishing import prepare_chat
 from tidings.errors import LeaseLost
 from tidings.nats.jetstream_api import NO_ROOM, ApiError, publish

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.admin.agents import AgentFile, Ledger
 from tidings.endpoint import channels, read_state
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.connection import AgentConnection
@@ -18,7 +19,6 @@ from tidings.endpoint.endpoint import JOINS_AT_ONCE
 from tidings.errors import ConnectionLost, DeniedError, LogFull, StewardUnreachable, TooLarge, UsageError
 from tidings.nats import jwt
 from tidings.server.streams import set_gate
-from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import gate
 from tidings.testing.history import History
 from tidings.testing.processes import child

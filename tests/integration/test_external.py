@@ -12,7 +12,14 @@ import pytest
 
 from administrator import Administrator, administered
 from inviting import attend
-from tidings.endpoint.accepting import accept
+from tidings.admin.accepting import accept
+from tidings.admin.agents import AgentFile
+from tidings.admin.creation import create_space
+from tidings.admin.external import SHORT_LIVED, describe, live_on, missing_line
+from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.admin.invitations import Invitation
+from tidings.admin.inviting import Inviter, reach_of
+from tidings.admin.pushing import problems, push_to_all, system_user
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, BrokerUnreachable, ConfigError, TidingsError, UnreachableError, UsageError
 from tidings.nats import jwt
@@ -20,13 +27,6 @@ from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError
 from tidings.server import grants
 from tidings.server.keyring import Keyring
-from tidings.space.agents import AgentFile
-from tidings.space.creation import create_space
-from tidings.space.external import SHORT_LIVED, describe, live_on, missing_line
-from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.invitations import Invitation
-from tidings.space.inviting import Inviter, reach_of
-from tidings.space.pushing import problems, push_to_all, system_user
 from tidings.steward.token_keeper import TokenKeeper
 from tidings.testing.real_space import RealSpace, _provisioned
 from tidings.testing.waiting import eventually
@@ -432,7 +432,7 @@ def test_an_operator_key_that_is_none_is_refused(tmp_path: Path, three: Administ
 async def test_without_a_signing_key_tokens_end_by_themselves_and_are_renewed_for_whoever_is_not_revoked(
     tmp_path: Path, three: Administrator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.space.external.SHORT_LIVED", 6)
+    monkeypatch.setattr("tidings.admin.external.SHORT_LIVED", 6)
     home, _ = new_space(tmp_path, "ends", three, signing=False)
     for path in home.external.glob("*.json"):
         three.sign(path)

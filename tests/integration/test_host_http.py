@@ -24,6 +24,7 @@ import tidings
 from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from hosted import break_trigger, mend_trigger
+from tidings.admin.settings import Settings
 from tidings.cli import examination, running
 from tidings.cli.host import look
 from tidings.cli.main import main
@@ -47,7 +48,6 @@ from tidings.host.daemon import Daemon
 from tidings.host.http_api import MAX_BODY
 from tidings.host.registry import Scope
 from tidings.host.sockets import socket_path
-from tidings.space.settings import Settings
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.util.database import Database

@@ -17,7 +17,7 @@ import pytest
 from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from terminal import Terminal
-from tidings.endpoint.identity import local_identity
+from tidings.admin.identity import local_identity
 from tidings.errors import (
     ConfigError,
     DeniedError,

@@ -18,10 +18,13 @@ import pytest
 
 import tidings
 from inviting import attend
-from tidings.endpoint import accepting
-from tidings.endpoint.accepting import accept
+from tidings.admin import accepting, inviting
+from tidings.admin.accepting import accept
+from tidings.admin.home import SpaceHome
+from tidings.admin.identity import bundle_identity
+from tidings.admin.invitations import Invitation
+from tidings.admin.inviting import Inviter, reach_of
 from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.identity import bundle_identity
 from tidings.errors import (
     AuthRevoked,
     BrokerUnreachable,
@@ -34,14 +37,10 @@ from tidings.errors import (
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.nats.errors import NatsError, PublishDenied
+from tidings.rpc.control import ControlClient
 from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import ensure_certificates
 from tidings.server.invitation_token import token_of
-from tidings.space import inviting
-from tidings.space.control import ControlClient
-from tidings.space.home import SpaceHome
-from tidings.space.invitations import Invitation
-from tidings.space.inviting import Inviter, reach_of
 from tidings.steward.admin_process import AdminProcess
 from tidings.steward.watcher import INVITED, MOST_INVITED, Watcher
 from tidings.testing.real_space import RealSpace, real_space

@@ -8,14 +8,14 @@ import pytest
 
 from old_layouts import make_first
 from terminal import Terminal
+from tidings.admin.home import SpaceHome
+from tidings.admin.layout import LAYOUT, migrate
 from tidings.errors import AuthRevoked, BrokerUnreachable
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.server import grants, streams
 from tidings.server.keyring import Keyring
-from tidings.space.home import SpaceHome
-from tidings.space.layout import LAYOUT, migrate
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.util import failpoints, private_files
 

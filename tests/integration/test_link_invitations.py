@@ -17,24 +17,23 @@ import pytest
 
 from inviting import attend
 from linked_spaces import peer_of
-from tidings.endpoint import accepting, link_accepting
-from tidings.endpoint.accepting import accept
-from tidings.endpoint.link_accepting import AcceptedLink, LinkWishes, Proposal, accept_link
+from tidings.admin import accepting, inviting, link_accepting
+from tidings.admin.accepting import accept
+from tidings.admin.home import SpaceHome
+from tidings.admin.invitations import Invitation
+from tidings.admin.inviting import Inviter, reach_of
+from tidings.admin.link_accepting import AcceptedLink, LinkWishes, Proposal, accept_link
+from tidings.admin.link_inviting import LinkInviter, LinkTerms
+from tidings.admin.link_peers import LinkPeers
+from tidings.admin.linking import Linker
+from tidings.admin.rotation import rotate_signing_key
 from tidings.errors import AuthRevoked, ConfigError, DeniedError, OutcomeUnknown, TidingsError, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.nats.errors import NatsError
+from tidings.rpc.control import ControlClient
 from tidings.server.invitation_token import token_of
 from tidings.server.keyring import Keyring
-from tidings.space import inviting
-from tidings.space.control import ControlClient
-from tidings.space.home import SpaceHome
-from tidings.space.invitations import Invitation
-from tidings.space.inviting import Inviter, reach_of
-from tidings.space.link_inviting import LinkInviter, LinkTerms
-from tidings.space.link_peers import LinkPeers
-from tidings.space.linking import Linker
-from tidings.space.rotation import rotate_signing_key
 from tidings.steward.admin_process import AdminProcess
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -800,7 +799,7 @@ async def test_a_link_that_the_other_space_names_never_takes_the_place_of_anothe
 ) -> None:
     a, b = spaces
     known = (await taken(b, await offered(a))).record.link
-    monkeypatch.setattr("tidings.space.link_inviting.new_link_id", lambda: known)
+    monkeypatch.setattr("tidings.admin.link_inviting.new_link_id", lambda: known)
     async with real_space(tmp_path / "c", "greedy", listen="127.0.0.4") as c:
         attend(c)
         with pytest.raises(DeniedError, match="there was a link"):

@@ -14,12 +14,12 @@ import tidings
 from carried_links import LinkedSpaces, agree, linked_spaces, status, worker, worker_process
 from coding_agents import hosted
 from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
+from tidings.admin.link_peers import LinkPeers
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import ConflictError, DeniedError, PeerUnheard, UnknownPeer
 from tidings.link import mail_round, rounds
 from tidings.link.local_socket import ask
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.space.link_peers import LinkPeers
 from tidings.steward import link_mail, linked_people, mail
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from linked_spaces import ELSEWHERE, LINK, is_signed, linked, peer_of, say, text_of, texts, unlinked, worker_of
+from tidings.admin.linking import Linker
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, UnreachableError, UsageError
 from tidings.nats.errors import NatsError
-from tidings.space.linking import Linker
 from tidings.steward import link_handlers, link_pushes
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

@@ -11,12 +11,12 @@ import pytest
 import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker
 from linked_spaces import LINK, peer_of, unlinked
+from tidings.admin.link_peers import LinkPeers
 from tidings.cli.main import main
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import DeniedError, UnknownPeer
 from tidings.link import rounds
 from tidings.link.local_socket import ask
-from tidings.space.link_peers import LinkPeers
 from tidings.steward import linked_people
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually

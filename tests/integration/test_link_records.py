@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked
+from tidings.admin.layout import lay_out
+from tidings.admin.linking import Linker, terms_of
+from tidings.admin.rotation import recall_voided
 from tidings.cli.link_status import look
 from tidings.cli.options import place
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, InvalidName, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect
-from tidings.space.layout import lay_out
-from tidings.space.linking import Linker, terms_of
-from tidings.space.rotation import recall_voided
 from tidings.steward import children, link_records
 from tidings.steward.watcher import LINKED, MOST_LINKED, Watcher
 from tidings.testing.real_space import RealSpace

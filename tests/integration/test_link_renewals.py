@@ -15,16 +15,16 @@ import pytest
 from carried_links import came, said, until_came, worker
 from inviting import attend
 from linked_spaces import peer_of
+from tidings.admin.inviting import reach_of
+from tidings.admin.link_accepting import AcceptedLink, LinkWishes, Proposal, accept_link
+from tidings.admin.link_inviting import LinkInviter, LinkTerms
+from tidings.admin.link_peers import LinkPeers
+from tidings.admin.link_registry import LinkLedger
+from tidings.admin.linking import Linker, terms_of
 from tidings.cli.link_status import look
 from tidings.cli.options import place
-from tidings.endpoint.link_accepting import AcceptedLink, LinkWishes, Proposal, accept_link
 from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError
 from tidings.nats import jwt
-from tidings.space.inviting import reach_of
-from tidings.space.link_inviting import LinkInviter, LinkTerms
-from tidings.space.link_ledger import LinkLedger
-from tidings.space.link_peers import LinkPeers
-from tidings.space.linking import Linker, terms_of
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire.invitations import InvitationLine, parse_invitation
 from tidings.wire.rulings import Link

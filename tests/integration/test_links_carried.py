@@ -22,6 +22,7 @@ from carried_links import (
     worker_process,
 )
 from linked_spaces import LINK, linked, say, text_of, unlinked
+from tidings.admin.link_peers import LinkPeers
 from tidings.cli import link_words
 from tidings.cli.link_show import _status
 from tidings.cli.options import place
@@ -33,7 +34,6 @@ from tidings.link.events import LinkEvent, PullAdvanced
 from tidings.link.local_socket import ask, follow
 from tidings.link.operations import alone
 from tidings.link.source import PeerSource
-from tidings.space.link_peers import LinkPeers
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import signing

@@ -7,13 +7,13 @@ import pytest
 
 import tidings
 from hosting import adopt, host_in, inbox_of
+from tidings.admin.agents import AgentFile
+from tidings.admin.provisioning import ensure_agent
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.message_json import job_json
 from tidings.errors import ConflictError, InvalidName, NameTaken
 from tidings.host import serialise
 from tidings.host.mailbox import open_mailbox
-from tidings.space.agents import AgentFile
-from tidings.space.provisioning import ensure_agent
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire import signing

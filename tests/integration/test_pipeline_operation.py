@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from tidings.admin.home import SpaceHome
 from tidings.cli.main import main
 from tidings.errors import AuthRevoked
 from tidings.model.classify import Poison
@@ -18,7 +19,6 @@ from tidings.nats.jetstream import JetStream
 from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.status import look
 from tidings.server.state import StateBucket
-from tidings.space.home import SpaceHome
 from tidings.steward import backstop
 from tidings.steward.pipeline_process import PipelineKeeper
 from tidings.steward.status import delivery
@@ -351,7 +351,7 @@ async def test_a_space_made_before_there_was_a_pipeline_gets_its_credential_at_t
 
 
 async def test_a_credential_of_another_space_is_refused_in_a_sentence(pair: RealSpace, tmp_path: Path) -> None:
-    from tidings.space.creation import create_space
+    from tidings.admin.creation import create_space
 
     other = SpaceHome(tmp_path / "other", "main")
     await asyncio.to_thread(create_space, other, port=None, open_space=False, budget=10**8)

@@ -10,14 +10,14 @@ import pytest
 
 from duplicate_window import STREAM, forget_ids
 from foreign import connect
-from tidings.endpoint.identity import local_identity
+from tidings.admin.agents import AgentFile
+from tidings.admin.identity import local_identity
 from tidings.endpoint.publishing import Kind, Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import BrokerUnreachable, DeniedError, IdBurned, OutcomeUnknown, UsageError
 from tidings.nats.client import Connection
 from tidings.nats.core import Msg
 from tidings.nats.errors import ConnectionGone, NoResponders
 from tidings.nats.jetstream_api import NO_END
-from tidings.space.agents import AgentFile
 from tidings.steward import trace
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from tidings.admin.moving import _core
 from tidings.errors import AuthRevoked
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
-from tidings.space.moving import _core
 from tidings.steward.supervisor import Supervisor, UpOptions
 from tidings.testing.real_space import RealSpace
 from tidings.util.private_files import write_private

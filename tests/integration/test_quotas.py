@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.admin import administration
+from tidings.admin.agents import AgentFile, Ledger
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import ConflictError, DeniedError
 from tidings.nats.errors import NatsError
-from tidings.space import administration
-from tidings.space.agents import AgentFile, Ledger
 from tidings.steward import dispatch
 from tidings.steward.requests import Answer, ControlRequest
 from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space

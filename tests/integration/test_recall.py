@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tidings.admin import recall
+from tidings.admin.agents import AgentFile, Issued, Ledger
+from tidings.admin.home import SpaceHome
+from tidings.admin.recall import is_older
 from tidings.errors import AuthRevoked
 from tidings.nats import jwt
-from tidings.space import recall
-from tidings.space.agents import AgentFile, Issued, Ledger
-from tidings.space.home import SpaceHome
-from tidings.space.recall import is_older
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.util.private_files import write_private
 
@@ -134,7 +134,7 @@ async def test_a_change_that_was_killed_between_its_two_writes_is_no_copy_that_w
     rex = (await space.add("rex")).row.id
     async with space.administer() as admin:
         with monkeypatch.context() as patched:
-            patched.setattr("tidings.space.agents.private_dir", _killed)
+            patched.setattr("tidings.admin.agents.private_dir", _killed)
             with pytest.raises(RuntimeError, match="killed"):
                 await admin.revoke("rex")
     async with space.administer() as admin:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.admin.agents import AgentFile
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.membership import MembershipChange
 from tidings.errors import ConflictError, StewardUnreachable
-from tidings.space.agents import AgentFile
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually
 

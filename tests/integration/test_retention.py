@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tidings.admin.agents import AgentFile
 from tidings.model.projection import Table
 from tidings.model.task_rules import TaskState
 from tidings.nats.errors import NoResponders
@@ -17,7 +18,6 @@ from tidings.nats.jetstream import JetStream
 from tidings.server.log import fold_log
 from tidings.server.state import StateBucket
 from tidings.server.streams import GateState, gate_state
-from tidings.space.agents import AgentFile
 from tidings.steward import retention, side_streams, store_watch
 from tidings.steward.dead_letters import Letter
 from tidings.steward.intervals import Intervals

@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 
 from inviting import attend
-from tidings.endpoint.accepting import accept
+from tidings.admin.accepting import accept
+from tidings.admin.administration import Administrator
+from tidings.admin.agents import AgentFile, Ledger
+from tidings.admin.creation import create_space
+from tidings.admin.home import SpaceHome
+from tidings.admin.invitations import Invitation
+from tidings.admin.inviting import Inviter, reach_of
+from tidings.admin.listening import announce_authority, change_authority, listen_on
+from tidings.admin.rotation import recall_voided, rotate_pipeline, rotate_steward
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AuthRevoked, ConfigError, UnreachableError, UntrustedServer, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.server.certificates import is_pair
-from tidings.space.administration import Administrator
-from tidings.space.agents import AgentFile, Ledger
-from tidings.space.creation import create_space
-from tidings.space.home import SpaceHome
-from tidings.space.invitations import Invitation
-from tidings.space.inviting import Inviter, reach_of
-from tidings.space.listening import announce_authority, change_authority, listen_on
-from tidings.space.rotation import recall_voided, rotate_pipeline, rotate_steward
 from tidings.steward import supervisor as supervising
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

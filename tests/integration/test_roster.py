@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.admin.agents import AgentFile
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import AmbiguousPeer, Superseded, TidingsError, UnknownPeer
-from tidings.space.agents import AgentFile
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.util.private_files import write_private

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tidings.admin.agents import LIVE, Ledger
 from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, ConflictError, DeniedError, UnreachableError
 from tidings.model.task_rules import TaskBook, TaskState
 from tidings.nats import jwt
@@ -19,7 +20,6 @@ from tidings.server import grants
 from tidings.server.config import MAX_CONNECTIONS
 from tidings.server.keyring import Keyring
 from tidings.server.resolver import push_token
-from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import SpaceContext
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.receipts import ReceiptStore

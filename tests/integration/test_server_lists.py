@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import tidings
+from tidings.admin.creation import broker_config
+from tidings.admin.identity import Identity, bundle_identity, move_bundle
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.connection_check import check_connection
-from tidings.endpoint.identity import Identity, bundle_identity, move_bundle
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UntrustedServer, WireError
 from tidings.nats.address import moved, parse_address, parse_addresses, trusting
 from tidings.nats.client import connect
@@ -22,7 +23,6 @@ from tidings.nats.jwt import split_credentials
 from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import ensure_certificates
 from tidings.server.nats_server import Broker, free_port
-from tidings.space.creation import broker_config
 from tidings.testing.proxy import FaultProxy, fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

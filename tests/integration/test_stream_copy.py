@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tidings.admin.creation import broker_config
+from tidings.admin.home import SpaceHome
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import UnhealthyError
 from tidings.nats.jetstream_api import ApiError
 from tidings.server.nats_server import Broker, free_port
 from tidings.server.stream_copy import compare_streams, copy_stream
 from tidings.server.streams import stream_specs
-from tidings.space.creation import broker_config
-from tidings.space.home import SpaceHome
 from tidings.testing.real_space import RealSpace
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import tidings
+from tidings.admin.creation import broker_config
+from tidings.admin.listening import listen_on, public_host
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import BrokerUnreachable, TidingsError, UntrustedServer
 from tidings.nats.address import trusting
@@ -23,8 +25,6 @@ from tidings.nats.jwt import split_credentials
 from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import SERVER_FOR, ensure_certificates
 from tidings.server.nats_server import Broker
-from tidings.space.creation import broker_config
-from tidings.space.listening import listen_on, public_host
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 

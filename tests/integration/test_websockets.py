@@ -15,6 +15,8 @@ import pytest
 
 import tidings
 from connect_proxy import ConnectProxy, connect_proxy
+from tidings.admin.inviting import reach_of
+from tidings.admin.listening import address_for
 from tidings.endpoint.connecting import connect_directly, find_identity
 from tidings.endpoint.connection_check import check_connection
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UntrustedServer
@@ -27,8 +29,6 @@ from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import ensure_certificates
 from tidings.server.keyring import Keyring
 from tidings.server.nats_server import free_port
-from tidings.space.inviting import reach_of
-from tidings.space.listening import address_for
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

@@ -8,6 +8,7 @@ import pytest
 
 from crowd import check, join, leave, read_all, say
 from linking import OtherSpace
+from tidings.admin.agents import AgentFile
 from tidings.endpoint.connecting import connect_directly
 from tidings.errors import TidingsError
 from tidings.model.projection import Verdict
@@ -17,7 +18,6 @@ from tidings.pipeline import deliverer as rules
 from tidings.pipeline.job import SpaceTable
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.server.keyring import Keyring
-from tidings.space.agents import AgentFile
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually
 from tools.delivering import delivering, job_settings

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tidings.admin.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
 from tidings.cli import output
 from tidings.cli.amounts import seconds
 from tidings.cli.options import HomeOption, JsonOption, NameArgument, Place, SpaceOption, YesOption, place
 from tidings.errors import ConflictError, StoreError, UsageError
-from tidings.space.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
 from tidings.wire.names import check_agent_name
 from tidings.wire.times import moment
 
@@ -132,7 +132,7 @@ def _changed(
 
 
 async def _administered(where: Place, purpose: str, act: Any) -> Any:
-    from tidings.space.administration import administer
+    from tidings.admin.administration import administer
 
     async with administer(where.home, purpose) as admin:
         return await act(admin)
@@ -226,8 +226,8 @@ def _row(where: Place, name: str) -> Issued:
 
 async def _channels(where: Place, row: Issued) -> list[str] | None:
     """What the agent is in, or None when the space is not running."""
+    from tidings.admin.administration import administer
     from tidings.errors import UnreachableError
-    from tidings.space.administration import administer
 
     try:
         async with administer(where.home, f"showing {row.name}") as admin:
@@ -421,7 +421,7 @@ def import_agent(
 
       tidings who --space main --as ada
     """
-    from tidings.endpoint.identity import bundle_identity
+    from tidings.admin.identity import bundle_identity
     from tidings.util.private_files import private_dir, read_private, write_private
 
     found = bundle_identity(file.absolute())
@@ -482,7 +482,7 @@ def address(
 
       tidings agent address far --url 192.0.2.8 --url wss://mesh.example:443
     """
-    from tidings.endpoint.identity import bundle_identity, move_bundle
+    from tidings.admin.identity import bundle_identity, move_bundle
 
     path = bundle.absolute() if bundle else _imported(place(space, home), name)
     found = move_bundle(path, url) if url else bundle_identity(path)
@@ -559,7 +559,7 @@ def export(
 
       tidings agent export ada --url tls://10.0.0.7 --url tls://mesh.example:4222 -o ada.tidings.json
     """
-    from tidings.space.listening import address_for
+    from tidings.admin.listening import address_for
     from tidings.util.private_files import read_private, write_private
 
     where = place(space, home)

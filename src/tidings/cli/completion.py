@@ -13,8 +13,8 @@ from typing import Any
 
 import typer
 
-from tidings.space.home import SpaceHome, list_spaces
-from tidings.space.settings import Settings
+from tidings.admin.home import SpaceHome, list_spaces
+from tidings.admin.settings import Settings
 
 #: files read for one TAB, however many there are
 FILES = 200

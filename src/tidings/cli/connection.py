@@ -24,8 +24,8 @@ from tidings.errors import ConfigError, HostUnreachable, OutcomeUnknown, UsageEr
 from tidings.wire.ids import is_message_id, new_id
 
 if TYPE_CHECKING:
+    from tidings.admin.identity import Identity
     from tidings.endpoint.endpoint import Endpoint
-    from tidings.endpoint.identity import Identity
     from tidings.endpoint.interface import AgentInterface, Receipt
     from tidings.host.endpoint import HostEndpoint
     from tidings.host.http_client import HostClient
@@ -171,7 +171,7 @@ def _note_mismatch(host: HostClient) -> None:
 
 
 async def _identity(where: Place) -> Identity:
-    from tidings.endpoint.identity import local_identity
+    from tidings.admin.identity import local_identity
 
     return await local_identity(where.home, where.agent)
 

@@ -18,8 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from tidings.admin.home import SpaceHome, list_spaces
 from tidings.errors import TidingsError
-from tidings.space.home import SpaceHome, list_spaces
 
 Verdict = Literal["ok", "note", "problem"]
 ENOUGH_DISK = 2 * 1024**3
@@ -244,7 +244,7 @@ def _space(home: SpaceHome, nats_server: str | None) -> Iterator[Finding]:
 
 def _names(home: SpaceHome, what: str) -> Iterator[Finding]:
     """Agents from before such names were refused. They keep working; whoever reads should know of them."""
-    from tidings.space.agents import LIVE, Ledger
+    from tidings.admin.agents import LIVE, Ledger
     from tidings.wire.names import lookalikes, unfit_to_grant
 
     try:

@@ -417,7 +417,7 @@ def _aside_in_file(where: Place) -> list[Message]:
 
 
 def _key(where: Place) -> KeyPair:
-    from tidings.endpoint.identity import imported_identity
+    from tidings.admin.identity import imported_identity
     from tidings.nats import jwt
     from tidings.util.private_files import read_private
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidings.admin.agents import as_patterns
 from tidings.cli import output
 from tidings.cli.agent import DEFAULT_CHANNEL, ManageOption, PostOption, ReadOption, RoleOption, lifetime_of, listed
 from tidings.cli.amounts import seconds
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, place
 from tidings.errors import UsageError
-from tidings.space.agents import as_patterns
 from tidings.wire.names import check_agent_name
 
 if TYPE_CHECKING:
-    from tidings.space.invitations import Invitation
+    from tidings.admin.invitations import Invitation
 
 app = typer.Typer(no_args_is_help=True, help="Invitations that were made: list and revoke them.")
 
@@ -98,7 +98,7 @@ def _promised(
     uses: int,
     agent_expires: str | None,
 ) -> Invitation:
-    from tidings.space.invitations import Invitation
+    from tidings.admin.invitations import Invitation
 
     everything = (">",) if where.home.read_info().open else DEFAULT_CHANNEL
     return Invitation(
@@ -117,8 +117,8 @@ def _promised(
 
 
 async def _invite(where: Place, promised: Invitation | str, holds: int, url: str | None) -> tuple[Invitation, str, Any]:
-    from tidings.space.administration import administer
-    from tidings.space.inviting import Inviter, reach_of
+    from tidings.admin.administration import administer
+    from tidings.admin.inviting import Inviter, reach_of
 
     async with administer(where.home, "inviting an agent") as admin:
         inviter = Inviter(admin)
@@ -152,7 +152,7 @@ def accept(
 
       tidings who --space main --as bob
     """
-    from tidings.endpoint.accepting import accept as accept_line
+    from tidings.admin.accepting import accept as accept_line
     from tidings.wire.invitations import check_kind, parse_invitation
 
     invited = parse_invitation(read_line(line))
@@ -249,8 +249,8 @@ def revoke(
 
 async def _revoke(where: Place, invitation: Invitation) -> tuple[Invitation, str]:
     """It, and who was not told, in words."""
-    from tidings.space.administration import administer
-    from tidings.space.inviting import Inviter
+    from tidings.admin.administration import administer
+    from tidings.admin.inviting import Inviter
 
     async with administer(where.home, "revoking an invitation") as admin:
         now = admin.invitations.get(invitation.id) or invitation
@@ -258,7 +258,7 @@ async def _revoke(where: Place, invitation: Invitation) -> tuple[Invitation, str
 
 
 def _known(where: Place) -> list[Invitation]:
-    from tidings.space.invitations import Invitations
+    from tidings.admin.invitations import Invitations
 
     return Invitations.below(where.home, where.home.read_info().id).all()
 

@@ -15,7 +15,7 @@ from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, plac
 from tidings.errors import UsageError
 
 if TYPE_CHECKING:
-    from tidings.space.administration import Administrator
+    from tidings.admin.administration import Administrator
 
 app = typer.Typer(no_args_is_help=True, help="New keys for the steward, the pipeline and the certificate authority.")
 ROLES = ("steward", "pipeline", "authority")
@@ -76,21 +76,21 @@ def rotate(
 
 
 async def _role(where: Place, role: str) -> tuple[str, dict[str, Any]]:
-    from tidings.space.administration import administer
+    from tidings.admin.administration import administer
 
     async with administer(where.home, f"rotating the key of the {role}") as admin:
         return await (_pipeline(admin) if role == "pipeline" else _steward(admin))
 
 
 async def _pipeline(admin: Administrator) -> tuple[str, dict[str, Any]]:
-    from tidings.space.rotation import rotate_pipeline
+    from tidings.admin.rotation import rotate_pipeline
 
     made = await rotate_pipeline(admin)
     return f"the pipeline is {made} from now on, and its old credential is void", {"id": made}
 
 
 async def _steward(admin: Administrator) -> tuple[str, dict[str, Any]]:
-    from tidings.space.rotation import rotate_steward
+    from tidings.admin.rotation import rotate_steward
 
     answer = await rotate_steward(admin)
     said = (
@@ -100,7 +100,7 @@ async def _steward(admin: Administrator) -> tuple[str, dict[str, Any]]:
 
 
 def _authority(where: Place, finish: bool, now: bool) -> tuple[str, dict[str, Any]]:
-    from tidings.space.listening import announce_authority, change_authority
+    from tidings.admin.listening import announce_authority, change_authority
 
     if finish and now:
         raise UsageError("--now does both steps, so it needs no --finish")

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from tidings.admin.link_registry import AgreedLink, LinkLedger
 from tidings.cli import completion
 from tidings.cli.options import Place
 from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
-from tidings.space.link_ledger import AgreedLink, LinkLedger
 
 #: seconds in which a worker that is starting takes up what is asked, and in which one answers how it is
 STARTING, ANSWERS = 5.0, 3.0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from tidings.admin.agents import as_patterns
 from tidings.cli import output
 from tidings.cli.agent import listed
 from tidings.cli.amounts import seconds
@@ -24,13 +25,12 @@ from tidings.cli.link_invite import channel_names
 from tidings.cli.link_words import mapping
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
 from tidings.errors import InvalidName, OutcomeUnknown, TidingsError, UnreachableError, UsageError
-from tidings.space.agents import as_patterns
 from tidings.wire.keys import public_bytes
 from tidings.wire.patterns import covers_any
 
 if TYPE_CHECKING:
-    from tidings.space.invitations import Invitation
-    from tidings.space.link_ledger import AgreedLink
+    from tidings.admin.invitations import Invitation
+    from tidings.admin.link_registry import AgreedLink
     from tidings.wire.rulings import Link
 
 #: characters of a space's id that name it, at least
@@ -153,7 +153,7 @@ def _changed(
     switches: dict[str, str],
 ) -> tuple[Link, Link]:
     """The record as it is, and as it is to be."""
-    from tidings.space.linking import terms_of
+    from tidings.admin.linking import terms_of
     from tidings.wire.link_terms import check_patterns, minimal
     from tidings.wire.links import MOST_HOPS
 
@@ -266,9 +266,9 @@ def _wider(before: Link, after: Link) -> str:
 
 
 async def _set(where: Place, record: Link) -> None:
+    from tidings.admin.administration import administer
+    from tidings.admin.linking import Linker
     from tidings.link.local_socket import ask
-    from tidings.space.administration import administer
-    from tidings.space.linking import Linker
 
     async with administer(where.home, "changing a link") as admin:
         await Linker(admin).set(record)
@@ -311,9 +311,9 @@ def renew(
 
 
 async def _renew(where: Place, row: AgreedLink, holds: int, url: str | None) -> tuple[Invitation, str]:
-    from tidings.space.administration import administer
-    from tidings.space.inviting import reach_of
-    from tidings.space.link_inviting import LinkInviter
+    from tidings.admin.administration import administer
+    from tidings.admin.inviting import reach_of
+    from tidings.admin.link_inviting import LinkInviter
 
     async with administer(where.home, "renewing a link") as admin:
         made, line = LinkInviter(admin).renew(row, holds, reach_of(admin, url))

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from tidings.admin.link_registry import AgreedLink
 from tidings.cli import output
 from tidings.cli.amounts import seconds
 from tidings.cli.link_asking import NOBODY, LinkArgument, ask_links, asked, meant, name_of
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
 from tidings.errors import UsageError
-from tidings.space.link_ledger import AgreedLink
 
 #: between two looks with --poll
 EVERY = "30s"
@@ -102,9 +102,9 @@ def remove(
 
 async def _remove(where: Place, row: AgreedLink) -> AgreedLink:
     """The user and the record first; then nothing is left that could start it again; then the ledger."""
-    from tidings.space.administration import administer
-    from tidings.space.link_peers import LinkPeers
-    from tidings.space.linking import Linker
+    from tidings.admin.administration import administer
+    from tidings.admin.link_peers import LinkPeers
+    from tidings.admin.linking import Linker
 
     async with administer(where.home, "ending a link") as admin:
         ended = await Linker(admin).end(row.link)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidings.admin.agents import as_patterns
 from tidings.cli import output
 from tidings.cli.agent import listed
 from tidings.cli.amounts import seconds
 from tidings.cli.invitation import moment_of, read_line
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
 from tidings.errors import UsageError
-from tidings.space.agents import as_patterns
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
-    from tidings.endpoint.link_accepting import AcceptedLink, Proposal
-    from tidings.space.invitations import Invitation
-    from tidings.space.link_inviting import LinkTerms
+    from tidings.admin.invitations import Invitation
+    from tidings.admin.link_accepting import AcceptedLink, Proposal
+    from tidings.admin.link_inviting import LinkTerms
     from tidings.wire.rulings import Link
 
 UrlOption = Annotated[
@@ -112,7 +112,7 @@ def _terms(
     roster: bool,
     tasks: bool,
 ) -> LinkTerms:
-    from tidings.space.link_inviting import LinkTerms
+    from tidings.admin.link_inviting import LinkTerms
     from tidings.wire.links import MOST_HOPS
 
     if not 1 <= hops <= MOST_HOPS:
@@ -153,9 +153,9 @@ def _until(text: str | None) -> int | None:
 
 
 async def _invite(where: Place, terms: LinkTerms, holds: int, url: str | None) -> tuple[Invitation, str, Any]:
-    from tidings.space.administration import administer
-    from tidings.space.inviting import reach_of
-    from tidings.space.link_inviting import LinkInviter
+    from tidings.admin.administration import administer
+    from tidings.admin.inviting import reach_of
+    from tidings.admin.link_inviting import LinkInviter
 
     async with administer(where.home, "inviting to a link") as admin:
         made, line = LinkInviter(admin).invite(terms, holds, reach_of(admin, url))
@@ -207,7 +207,7 @@ def accept(
 
       tidings link accept LINE --only news --share ''          take one channel, share nothing
     """
-    from tidings.endpoint.link_accepting import LinkWishes, accept_link
+    from tidings.admin.link_accepting import LinkWishes, accept_link
     from tidings.wire.invitations import check_kind, parse_invitation
 
     if as_json and not yes:

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from tidings.admin.link_registry import AgreedLink
 from tidings.cli import output
 from tidings.cli.link_asking import LinkArgument, asked, meant, name_of
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
-from tidings.space.link_ledger import AgreedLink
 
 
 def people(

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tidings.admin.link_registry import AgreedLink
 from tidings.cli import link_words, output
 from tidings.cli.link_asking import ANSWERS, NOBODY, LinkArgument, asked, links_of, meant, name_of
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, place
 from tidings.errors import TidingsError, WorkerUnreachable
-from tidings.space.link_ledger import AgreedLink
 
 
 def list_links(

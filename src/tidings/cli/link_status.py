@@ -6,12 +6,12 @@ import asyncio
 import time
 from typing import Any
 
+from tidings.admin.link_registry import AgreedLink
 from tidings.cli import link_words
 from tidings.cli.link_asking import ANSWERS, links_of, name_of
 from tidings.cli.link_words import unreached_words
 from tidings.cli.options import Place
 from tidings.errors import TidingsError, WorkerUnreachable
-from tidings.space.link_ledger import AgreedLink
 
 
 def look(where: Place, supervised: bool) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _ended_unasked(known: list[AgreedLink]) -> list[str]:
 
 def _unreachable(where: Place, taking: list[AgreedLink]) -> list[str]:
     """Links that take something in, and of which it is not known here where their space is."""
-    from tidings.space.link_peers import LinkPeers
+    from tidings.admin.link_peers import LinkPeers
 
     peers = LinkPeers.below(where.home)
     return [

@@ -77,7 +77,7 @@ def mcp(
 
 
 async def _own(where: Place, bundle: Path | None) -> SessionSource:
-    from tidings.endpoint.identity import Identity, bundle_identity, local_identity
+    from tidings.admin.identity import Identity, bundle_identity, local_identity
     from tidings.host.session_source import ProvenSession
 
     async def identity() -> Identity:

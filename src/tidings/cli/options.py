@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidings.admin.home import SpaceHome
+from tidings.admin.settings import Settings
 from tidings.cli import completion, output
 from tidings.errors import UsageError
-from tidings.space.home import SpaceHome
-from tidings.space.settings import Settings
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
-    from tidings.endpoint.identity import Identity
+    from tidings.admin.identity import Identity
 
 PRIORITIES = ("now", "next", "low")
 #: above every row of the host's file and every sequence of a broker, and what both can still be asked about
@@ -111,7 +111,7 @@ class Place:
     def _imported(self) -> Identity | None:
         if not self.home.imported(self.agent).exists():
             return None
-        from tidings.endpoint.identity import imported_identity
+        from tidings.admin.identity import imported_identity
 
         return imported_identity(self.home, self.agent)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidings.admin.home import SpaceHome
 from tidings.cli import output
 from tidings.cli.options import (
     AgentArgument,
@@ -29,7 +30,6 @@ from tidings.cli.options import (
     place,
 )
 from tidings.errors import ERRORS_BY_CODE, PrerequisiteMissing, TidingsError, UsageError
-from tidings.space.home import SpaceHome
 
 if TYPE_CHECKING:
     from tidings.model.deferred import Debt, Debts
@@ -307,7 +307,7 @@ def _debt_row(debt: Debt, names: dict[str, str], floor: int | None) -> dict[str,
 
 
 def _names(where: Place) -> dict[str, str]:
-    from tidings.space.agents import Ledger
+    from tidings.admin.agents import Ledger
 
     return {row.id: row.name for row in Ledger(where.home.issued).rows()}
 

@@ -138,7 +138,7 @@ def _elsewhere(
 ) -> dict[str, Any]:
     """What was said of a NATS that others run, checked."""
     if server is not None:
-        from tidings.space.external import check_servers
+        from tidings.admin.external import check_servers
 
         check_servers(server)
     if replicas not in (None, 1, 3, 5):
@@ -169,7 +169,7 @@ def _certificate(cert: str | None, key: str | None) -> tuple[str, str] | None:
 
 def _check_listen(wanted: str) -> None:
     if wanted != "off":
-        from tidings.space.listening import parse_listen
+        from tidings.admin.listening import parse_listen
 
         parse_listen(wanted)
 
@@ -290,7 +290,7 @@ def _detach(
     info = where.home.read_info()
     output.say(f"space {info.name} is up at {info.addresses} (pid {child.pid}); you are {where.agent}")
     if info.replicas > 1:
-        from tidings.space.external import danger_of_replicas
+        from tidings.admin.external import danger_of_replicas
 
         output.say(danger_of_replicas(info))
     pipeline = where.home.read_state().get("pipeline") or {}

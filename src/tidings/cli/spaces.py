@@ -41,7 +41,7 @@ def list_all(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
       tidings space list
     """
-    from tidings.space.home import SpaceHome, list_spaces
+    from tidings.admin.home import SpaceHome, list_spaces
     from tidings.util.private_files import lock_holder
 
     where = place(None, home)
@@ -146,7 +146,7 @@ def _one_of(name: str, value: str, choices: dict[str, Any]) -> Any:
 
 
 async def _ask(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
-    from tidings.space.administration import administer
+    from tidings.admin.administration import administer
 
     async with administer(where.home, f"space {do}") as admin:
         return await admin.ask(do, **arguments)
@@ -181,8 +181,8 @@ def rotate_key(space: SpaceOption = None, home: HomeOption = None) -> None:
 
 
 async def _rotate_key(where: Place) -> dict[str, Any]:
-    from tidings.space.administration import administer
-    from tidings.space.rotation import rotate_signing_key
+    from tidings.admin.administration import administer
+    from tidings.admin.rotation import rotate_signing_key
 
     async with administer(where.home, "rotating the steward's signing key") as admin:
         return await rotate_signing_key(admin)
@@ -273,8 +273,8 @@ def move(
 async def _move(
     where: Place, server: str | None, key: Path | None, creds: Path | None, replicas: int | None, *, back: bool
 ) -> Any:
-    from tidings.space.external import check_servers
-    from tidings.space.moving import move_back, move_out
+    from tidings.admin.external import check_servers
+    from tidings.admin.moving import move_back, move_out
 
     if back:
         return await move_back(where.home, output.say)

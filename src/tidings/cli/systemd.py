@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidings.admin.settings import default_home
 from tidings.errors import ConfigError, TidingsError
-from tidings.space.settings import default_home
 from tidings.util.private_files import write_atomic
 
 SYSTEMCTL_SECONDS = 30.0

@@ -137,7 +137,7 @@ def _anchor(
     bundle: Path | None, space_id: str | None, steward_key: str | None, space: str | None, home: str | None
 ) -> Anchor:
     if bundle is not None:
-        from tidings.endpoint.identity import bundle_identity
+        from tidings.admin.identity import bundle_identity
 
         found = bundle_identity(bundle.absolute())
         known = Anchor(found.subjects.space, found.space_id, found.steward_key, found.key)

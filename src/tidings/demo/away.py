@@ -18,8 +18,8 @@ from tidings.cli import output
 from tidings.errors import UnhealthyError
 
 if TYPE_CHECKING:
+    from tidings.admin.home import SpaceHome
     from tidings.pipeline.status import DeliveryStatus
-    from tidings.space.home import SpaceHome
 
 #: a message on its way, and a pipeline on its way from nothing to the last message
 PATIENCE, START_PATIENCE = 15.0, 120.0
@@ -70,9 +70,9 @@ class Away:
 
     async def go(self) -> None:
         """They join, some words are said, one leaves, one is narrowed, more words are said."""
-        from tidings.space.administration import administer
-        from tidings.space.agents import AgentFile
-        from tidings.space.session import open_session
+        from tidings.admin.administration import administer
+        from tidings.admin.agents import AgentFile
+        from tidings.admin.session import open_session
 
         output.line("\nThree agents are in #plans, and away while others talk. Spark starts meanwhile")
         async with administer(self.home, "demo") as admin:
@@ -92,7 +92,7 @@ class Away:
         await self._say(LAST, "lobby")
 
     async def _join(self, *names: str) -> None:
-        from tidings.space.session import open_session
+        from tidings.admin.session import open_session
 
         for name in names:
             async with open_session(self.home, name) as session:

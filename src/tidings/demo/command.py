@@ -23,10 +23,10 @@ from typing import Annotated, Any
 
 import typer
 
+from tidings.admin.home import SpaceHome
 from tidings.cli import output
 from tidings.cli.options import place
 from tidings.errors import TidingsError, UsageError
-from tidings.space.home import SpaceHome
 
 START_TIMEOUT = 60.0
 #: pipeline, steward and broker each have some time to end in order

@@ -18,8 +18,8 @@ from tidings.errors import TidingsError, UnhealthyError
 
 if TYPE_CHECKING:
     import tidings
-    from tidings.endpoint.link_accepting import AcceptedLink
-    from tidings.space.home import SpaceHome
+    from tidings.admin.home import SpaceHome
+    from tidings.admin.link_accepting import AcceptedLink
     from tidings.testing.proxy import FaultProxy
 
 #: seconds for a message on its way; and until a link that was cut has caught up, which asks again after a growing pause
@@ -108,8 +108,8 @@ async def tell(west: SpaceHome, east: SpaceHome) -> None:
 
 
 async def _add(home: SpaceHome, name: str) -> None:
-    from tidings.space.administration import administer
-    from tidings.space.agents import AgentFile
+    from tidings.admin.administration import administer
+    from tidings.admin.agents import AgentFile
 
     async with administer(home, "demo") as admin:
         await admin.add(AgentFile(name, read=(CHANNEL,), post=(CHANNEL,)))
@@ -129,9 +129,9 @@ async def _link(west: Side, east: Side) -> None:
 
 
 async def _invite(west: Side) -> str:
-    from tidings.space.administration import administer
-    from tidings.space.inviting import reach_of
-    from tidings.space.link_inviting import LinkInviter, LinkTerms
+    from tidings.admin.administration import administer
+    from tidings.admin.inviting import reach_of
+    from tidings.admin.link_inviting import LinkInviter, LinkTerms
 
     terms = LinkTerms(shares=(CHANNEL,), takes={CHANNEL: CHANNEL}, called="east")
     async with administer(west.home, "demo") as admin:
@@ -140,7 +140,7 @@ async def _invite(west: Side) -> str:
 
 
 async def _accept(east: Side, line: str) -> AcceptedLink:
-    from tidings.endpoint.link_accepting import LinkWishes, accept_link
+    from tidings.admin.link_accepting import LinkWishes, accept_link
     from tidings.wire.invitations import parse_invitation
 
     wishes = LinkWishes(called="west", urls=(east.proxy.url,))

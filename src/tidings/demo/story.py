@@ -18,9 +18,9 @@ from tidings.errors import UnhealthyError
 from tidings.util.task_ends import end_tasks
 
 if TYPE_CHECKING:
+    from tidings.admin.home import SpaceHome
+    from tidings.admin.session import Session
     from tidings.endpoint.notices import Notice
-    from tidings.space.home import SpaceHome
-    from tidings.space.session import Session
     from tidings.testing.processes import Child
 
 PATIENCE = 15.0
@@ -52,8 +52,8 @@ async def tell(home: SpaceHome, *, durable: bool) -> None:
 
 
 async def _add_agents(home: SpaceHome) -> None:
-    from tidings.space.administration import administer
-    from tidings.space.agents import AgentFile
+    from tidings.admin.administration import administer
+    from tidings.admin.agents import AgentFile
 
     heading("Two agents are added: a key, an access record and a credential each")
     async with administer(home, "demo") as admin:
@@ -64,8 +64,8 @@ async def _add_agents(home: SpaceHome) -> None:
 
 
 async def _join_and_leave(home: SpaceHome) -> None:
+    from tidings.admin.session import open_session
     from tidings.errors import DeniedError
-    from tidings.space.session import open_session
 
     heading("ada joins a channel, messages are posted, ada leaves")
     async with open_session(home, "ada") as ada, open_session(home, "bob") as bob:
@@ -95,7 +95,7 @@ async def _post(session: Session, channel: str, text: str) -> int:
 
 
 async def _show_table(home: SpaceHome) -> None:
-    from tidings.space.administration import administer
+    from tidings.admin.administration import administer
 
     heading("The table, as of each sequence: one ordered log decides who is owed what")
     async with administer(home, "demo") as admin:
@@ -209,11 +209,11 @@ async def _expect(bob: Child, what: str, text: str | None = None) -> dict[str, A
 
 async def _tell_a_loss(home: SpaceHome) -> None:
     """An inbox keeps so much of one sender; what it did not keep is a notice in it, with range and count."""
+    from tidings.admin.administration import administer
+    from tidings.admin.agents import AgentFile
+    from tidings.admin.session import open_session
     from tidings.host.inbox import Bound, Wanted
     from tidings.host.mailbox import held_mail, open_mailbox
-    from tidings.space.administration import administer
-    from tidings.space.agents import AgentFile
-    from tidings.space.session import open_session
 
     heading("cleo's inbox keeps three messages of one sender. bob says five things, and what was not kept is told")
     async with administer(home, "demo") as admin:
@@ -262,7 +262,7 @@ async def _impersonate(home: SpaceHome) -> None:
 
 async def _post_as(home: SpaceHome, sender: str, name: str, text: str) -> int:
     """A message of bob's that says it is somebody else's; the log takes it."""
-    from tidings.space.session import open_session
+    from tidings.admin.session import open_session
     from tidings.wire import message, signing
 
     async with open_session(home, "bob") as bob:
@@ -303,9 +303,9 @@ async def _attack(home: SpaceHome) -> None:
 
 
 async def _revoke(home: SpaceHome) -> None:
+    from tidings.admin.administration import administer
+    from tidings.admin.session import open_session
     from tidings.errors import AuthRevoked
-    from tidings.space.administration import administer
-    from tidings.space.session import open_session
 
     heading("bob is revoked")
     creds = home.agent_creds("bob").read_text()

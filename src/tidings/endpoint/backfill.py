@@ -22,7 +22,7 @@ from tidings.endpoint.notices import Gap
 from tidings.endpoint.read_state import ReadState
 from tidings.endpoint.records import UNDECIDED, Dedup, LiveRecord, RecordOpener
 from tidings.errors import ConflictError, ConnectionLost, DeniedError, OutcomeUnknown, TidingsError, UnreachableError
-from tidings.space.control import collect
+from tidings.rpc.control import collect
 from tidings.wire.names import is_channel
 from tidings.wire.patterns import covers
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tidings.admin.home import SpaceHome
+from tidings.admin.identity import Identity, bundle_identity, local_identity
+from tidings.admin.settings import Settings
 from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.identity import Identity, bundle_identity, local_identity
 from tidings.endpoint.redelivery import Retry
-from tidings.space.home import SpaceHome
-from tidings.space.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-from tidings.endpoint.identity import Identity
+from tidings.admin.identity import Identity
 from tidings.errors import AuthRevoked, ConnectionLost, Reconnecting, StewardUnreachable, TidingsError, UntrustedServer
 from tidings.nats.client import Connection, connect
 from tidings.nats.errors import NatsError, NoResponders
 from tidings.nats.jwt import split_credentials
-from tidings.space.control import read_answer, request_body
+from tidings.rpc.control import read_answer, request_body
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
 

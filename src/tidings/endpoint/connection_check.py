@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from tidings.endpoint.identity import Identity
+from tidings.admin.identity import Identity
 from tidings.errors import AuthRevoked, DeniedError, TidingsError
 from tidings.nats.address import Address, parse_addresses
 from tidings.nats.client import connect
 from tidings.nats.errors import NatsError, untrusted_words
 from tidings.nats.jwt import decode
 from tidings.nats.proxy import END, MAX_ANSWER, Proxy, check_tunnel, proxy_for, tunnel_request
-from tidings.space.control import ControlClient
+from tidings.rpc.control import ControlClient
 
 #: seconds for each step
 PATIENCE = 5.0

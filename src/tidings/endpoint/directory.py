@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from tidings.admin.identity import Identity
 from tidings.endpoint.connection import AgentConnection
-from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import Incoming
 from tidings.errors import AmbiguousPeer, DeniedError, PeerUnheard, TidingsError, UnknownPeer
 from tidings.util.task_ends import end_tasks

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tidings.admin.identity import Identity
 from tidings.endpoint import notices
 from tidings.endpoint.backfill import LogReader, Reached
 from tidings.endpoint.channels import Channels
@@ -25,7 +26,6 @@ from tidings.endpoint.connection import AgentConnection, State
 from tidings.endpoint.direct_mailbox import DirectMailbox
 from tidings.endpoint.directory import NameDirectory, check_takes_mail, speaking_as
 from tidings.endpoint.frame_mailbox import FrameMailbox
-from tidings.endpoint.identity import Identity
 from tidings.endpoint.incoming import DirectRef, Events, Inbox, Incoming, Past, wakes
 from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
 from tidings.endpoint.links import LinkTable

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from tidings.space.control import collect
+from tidings.rpc.control import collect
 from tidings.wire.message import Mention, Part, Priority
 from tidings.wire.names import check_channel, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status

@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from tidings.admin.identity import Identity
 from tidings.endpoint.connection import AgentConnection
-from tidings.endpoint.identity import Identity
 from tidings.endpoint.remote_changes import AccessWatch
 from tidings.errors import (
     BrokerUnreachable,

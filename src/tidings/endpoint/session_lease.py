@@ -21,7 +21,7 @@ from tidings.endpoint.connection import AgentConnection
 from tidings.endpoint.roster import Roster
 from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UnreachableError
 from tidings.nats.errors import NatsError
-from tidings.space.control import request_body
+from tidings.rpc.control import request_body
 from tidings.util.task_ends import end_tasks
 from tidings.wire.ids import new_id
 from tidings.wire.roster import Agent

@@ -22,9 +22,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidings.admin.home import SpaceHome
+from tidings.admin.identity import Identity
 from tidings.endpoint.directory import resolve_among
 from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.identity import Identity
 from tidings.endpoint.interface import Receipt
 from tidings.endpoint.roster import Roster
 from tidings.errors import (
@@ -53,7 +54,6 @@ from tidings.host.receiver import Receiver, Unkept
 from tidings.host.registry import Adopted, Registry, Scope, Source, check_source, identity_of
 from tidings.host.schema import MIGRATIONS
 from tidings.server.config import SYNC_SECONDS
-from tidings.space.home import SpaceHome
 from tidings.util.database import Database
 from tidings.util.failpoints import reach
 from tidings.util.task_ends import end_tasks

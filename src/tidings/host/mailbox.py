@@ -15,8 +15,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
+from tidings.admin.identity import Identity
+from tidings.admin.settings import Settings
 from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.identity import Identity
 from tidings.errors import AuthRevoked, HostRuns, SpaceBusy
 from tidings.host.agent_sessions import HeldNumber
 from tidings.host.directory import names_in
@@ -24,7 +25,6 @@ from tidings.host.inbox import Bound, InboxRow, InboxStore, Wanted
 from tidings.host.receiver import Receiver
 from tidings.host.registry import Scope, Source, identity_of
 from tidings.host.schema import MIGRATIONS
-from tidings.space.settings import Settings
 from tidings.util.database import Database
 from tidings.util.failpoints import reach
 from tidings.util.private_files import lock_holder, locked, private_dir

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tidings.endpoint.identity import Identity, bundle_identity, local_identity
+from tidings.admin.home import SpaceHome
+from tidings.admin.identity import Identity, bundle_identity, local_identity
 from tidings.errors import UsageError
-from tidings.space.home import SpaceHome
 from tidings.util.database import Database
 from tidings.wire.names import check_agent_name, check_space
 

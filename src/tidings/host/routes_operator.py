@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from tidings.endpoint.identity import Identity
+from tidings.admin.home import SpaceHome
+from tidings.admin.identity import Identity
 from tidings.errors import AmbiguousPeer, ConfigError, DeniedError, NoSession, StoreError, UsageError
 from tidings.host.http_api import ApiRoute, AppState, Asked, Scoped
 from tidings.host.proof import is_proven
 from tidings.host.registry import Scope, Source, check_source, identity_of
-from tidings.space.home import SpaceHome
 from tidings.version import __version__
 
 Json = dict[str, Any]

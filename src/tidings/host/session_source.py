@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tidings.endpoint.identity import Identity
+from tidings.admin.identity import Identity
 from tidings.errors import ConfigError, NoSession
 from tidings.host.http_client import HostClient
 from tidings.host.proof import prove

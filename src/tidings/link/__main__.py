@@ -20,11 +20,11 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import TidingsError
 from tidings.link.engine import Mode
 from tidings.link.worker import LinkWorker
 from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
-from tidings.space.home import SpaceHome
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tidings.admin.link_peers import PeerAccess
 from tidings.errors import TidingsError
 from tidings.link.compare import Comparison
 from tidings.link.definition import LinkDefinition
@@ -28,7 +29,6 @@ from tidings.link.spaces import SharedLog, Spaces
 from tidings.link.task_round import TaskRound
 from tidings.link.verifying import VerifiedAhead
 from tidings.nats import jwt
-from tidings.space.link_peers import PeerAccess
 from tidings.util.private_files import read_private
 from tidings.util.task_ends import end_tasks
 from tidings.wire.rulings import Link

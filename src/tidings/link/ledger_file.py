@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import ConfigError, SpaceBusy, StoreBroken, StoreBusy, StoreError
 from tidings.link import ledger as books
 from tidings.link.schema import MIGRATIONS
-from tidings.space.home import SpaceHome
 from tidings.util.database import Database
 from tidings.util.private_files import lock_holder, locked, write_private
 

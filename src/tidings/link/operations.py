@@ -18,6 +18,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tidings.admin.home import SpaceHome
+from tidings.admin.link_peers import LinkPeers
+from tidings.admin.link_registry import AgreedLink, LinkLedger
+from tidings.admin.linking import terms_of
 from tidings.errors import ConflictError, TidingsError, UnknownMessage, UsageError
 from tidings.link import ledger as books
 from tidings.link import mail_book, people, task_book, waiting
@@ -33,10 +37,6 @@ from tidings.link.people import PeerPlace
 from tidings.link.source import PeerSource
 from tidings.link.spaces import SharedLog
 from tidings.link.waiting import Quarantined
-from tidings.space.home import SpaceHome
-from tidings.space.link_ledger import AgreedLink, LinkLedger
-from tidings.space.link_peers import LinkPeers
-from tidings.space.linking import terms_of
 from tidings.util.database import Database
 from tidings.wire.people import Person
 from tidings.wire.rulings import Link

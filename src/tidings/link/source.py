@@ -36,7 +36,7 @@ from tidings.link.connection import LinkConnection
 from tidings.link.ports import Fetched, PeerFacts, Prepare
 from tidings.nats import jwt
 from tidings.nats.client import Connection
-from tidings.space.control import request_body
+from tidings.rpc.control import request_body
 from tidings.util.private_files import read_private, write_private
 from tidings.util.task_ends import end_tasks
 from tidings.wire.digests import BucketsAnswer, Digest, DigestAnswer, IdsAnswer

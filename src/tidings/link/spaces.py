@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from tidings.admin.home import SpaceHome
+from tidings.admin.link_peers import PeerAccess
 from tidings.link.compare import PeerSide
 from tidings.link.destination import LocalDestination, LocalLinks, LocalSpace
 from tidings.link.mail_round import LocalPost
@@ -16,8 +18,6 @@ from tidings.link.people_round import AskedPeer
 from tidings.link.ports import Destination, Prepare, Source
 from tidings.link.source import PeerSource
 from tidings.link.task_round import LocalQueue
-from tidings.space.home import SpaceHome
-from tidings.space.link_peers import PeerAccess
 
 
 class SharedLog(Source, PeerSide, AskedPeer, Protocol):

@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from tidings.admin.home import SpaceHome
+from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.errors import StoreBusy, TidingsError, UsageError, WorkerUnreachable
 from tidings.link.agreements import definition_of, milliseconds, opened, secret_of, takes_something
 from tidings.link.carrying import CarriedLink
@@ -29,8 +31,6 @@ from tidings.link.local_socket import LocalServer, ask
 from tidings.link.operations import Carrying, LinkOperations, no_access
 from tidings.link.spaces import NatsSpaces, Spaces
 from tidings.link.verifying import ThreadedVerify
-from tidings.space.home import SpaceHome
-from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.wire.rulings import Link
 
 #: seconds between two looks at the records

@@ -27,6 +27,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import PrerequisiteMissing, TidingsError, UnhealthyError, UsageError
 from tidings.pipeline.session import (
     SessionSettings,
@@ -41,7 +42,6 @@ from tidings.pipeline.session import (
 from tidings.pipeline.spark_home import ArchiveMaker
 from tidings.pipeline.storage import below, checked_place, checked_storage, is_folder
 from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
-from tidings.space.home import SpaceHome
 from tidings.util.private_files import close_to_others, private_dir, read_private
 
 #: seconds an orderly end may take; after that this process ends as it is, and the next one repeats the batch

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import WireError
 from tidings.nats import jetstream_api as api
 from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.server.state import Entry, StateApi
-from tidings.space.home import SpaceHome
 from tidings.util.private_files import check_private
 from tidings.wire import rulings
 from tidings.wire.records import StoredRecord

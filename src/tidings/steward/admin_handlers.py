@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from tidings.admin import pushing, recall
 from tidings.errors import ConflictError, LeaseLost, NameTaken, TidingsError, UsageError
 from tidings.model.view import TableView
 from tidings.nats.acks import ACK_WAIT
 from tidings.nats.jetstream_api import NO_CONSUMER, ApiError
-from tidings.space import pushing, recall
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks

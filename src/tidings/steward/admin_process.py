@@ -16,9 +16,9 @@ import sys
 from contextlib import suppress
 from typing import Any, Self
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import ERRORS_BY_CODE, TidingsError
 from tidings.server.nats_server import die_at_once_with_parent
-from tidings.space.home import SpaceHome
 from tidings.steward.speaking_process import end_child
 
 #: seconds that one thing may take

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
+from tidings.admin.agents import Ledger
 from tidings.errors import ConflictError, DeniedError, LogFull, UsageError
 from tidings.model.membership import Interval
 from tidings.model.rulebook import Rulebook
 from tidings.server.lease import StewardLease
-from tidings.space.agents import Ledger
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.gate import LogGate
 from tidings.steward.linked_people import LinkedPeople

@@ -23,14 +23,14 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from tidings.admin.administration import Administrator, administer
+from tidings.admin.agents import AgentFile
+from tidings.admin.creation import create_space
+from tidings.admin.home import SpaceHome
+from tidings.admin.layout import migrate
 from tidings.errors import NameTaken, TidingsError
 from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.server.keyring import Keyring
-from tidings.space.administration import Administrator, administer
-from tidings.space.agents import AgentFile
-from tidings.space.creation import create_space
-from tidings.space.home import SpaceHome
-from tidings.space.layout import migrate
 from tidings.steward.intervals import Intervals
 from tidings.util.private_files import locked
 from tidings.wire.names import check_agent_id
@@ -83,7 +83,7 @@ async def create(
 
 async def external(home: SpaceHome, servers: str, **options: Any) -> dict[str, Any]:
     """A NATS that others run: what its administrator must add, and the first thing that is not there."""
-    from tidings.space.external import describe, live_on, missing_line
+    from tidings.admin.external import describe, live_on, missing_line
 
     with locked(home.admin_lock, "looking at the NATS of others", wait=30):
         info = live_on(home, servers, **options)
@@ -93,7 +93,7 @@ async def external(home: SpaceHome, servers: str, **options: Any) -> dict[str, A
 
 
 async def bring_to_layout(home: SpaceHome) -> dict[str, Any]:
-    from tidings.space.moving import finish_move
+    from tidings.admin.moving import finish_move
 
     with locked(home.admin_lock, "bringing the space to this layout", wait=30):
         finish_move(home)
@@ -104,7 +104,7 @@ async def listen(
     home: SpaceHome, wanted: str | None, ws: str | None = None, certificate: tuple[str, str] | None = None
 ) -> dict[str, Any]:
     """Where other machines reach it, with the certificates for that."""
-    from tidings.space.listening import listen_on, websocket_on
+    from tidings.admin.listening import listen_on, websocket_on
 
     before = home.read_info()
     listen_on(home, wanted, certificate)
@@ -118,7 +118,7 @@ async def listen(
 
 async def recall(home: SpaceHome) -> dict[str, Any]:
     """Before a broker serves it: whoever was revoked since a copy was made is so from the first moment."""
-    from tidings.space.rotation import recall_voided
+    from tidings.admin.rotation import recall_voided
 
     async with administer(home, "recalling what was decided") as admin:
         await admin.push_revocations()  # also if a recall was interrupted before it came to that
@@ -155,7 +155,7 @@ async def _reconcile_links(admin: Administrator) -> list[str]:
     """Most spaces have none, and are spared what that loads."""
     if not admin.links.rows():
         return []
-    from tidings.space.linking import Linker
+    from tidings.admin.linking import Linker
 
     linker = Linker(admin)
     linker.renew()
@@ -164,7 +164,7 @@ async def _reconcile_links(admin: Administrator) -> list[str]:
 
 async def renew(home: SpaceHome) -> dict[str, Any]:
     """Credentials that end before long."""
-    from tidings.space.linking import Linker
+    from tidings.admin.linking import Linker
 
     async with administer(home, "renewing credentials") as admin:
         return {"names": [*await admin.renew(), *(f"link {link}" for link in Linker(admin).renew())]}
@@ -179,7 +179,7 @@ async def withhold(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
 
 async def redeem(home: SpaceHome, invitation: str, agent: str, name: str) -> dict[str, Any]:
     """Somebody accepted an invitation; the steward, who asked, is told what came of it."""
-    from tidings.space.inviting import Inviter
+    from tidings.admin.inviting import Inviter
 
     async with administer(home, "accepting an invitation") as admin:
         error = None
@@ -194,7 +194,7 @@ async def redeem(home: SpaceHome, invitation: str, agent: str, name: str) -> dic
 
 async def redeem_link(home: SpaceHome, invitation: str, agent: str, text: str, sig: str, proof: str) -> dict[str, Any]:
     """Somebody accepted a link; the same."""
-    from tidings.space.link_inviting import LinkInviter
+    from tidings.admin.link_inviting import LinkInviter
     from tidings.wire.link_terms import SignedAcceptance
 
     async with administer(home, "accepting a link") as admin:
@@ -212,12 +212,12 @@ async def bar(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
     """An agent takes what others need, and its posting is not all of it; or whoever was invited, or linked, does."""
     async with administer(home, "cutting an agent that broke a bound") as admin:
         if (invitation := admin.invitations.get(agent)) is not None:
-            from tidings.space.inviting import Inviter
+            from tidings.admin.inviting import Inviter
 
             await Inviter(admin).revoke(invitation, why)
             return {"name": f"whoever has invitation {agent}", "note": "revoked"}
         if (linked := admin.links.of_peer(agent)) is not None:
-            from tidings.space.linking import Linker
+            from tidings.admin.linking import Linker
 
             await Linker(admin).end(linked.link, why)
             return {"name": f"the worker of link {linked.link}", "note": "the link was ended"}

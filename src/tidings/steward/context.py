@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
+from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.errors import AuthRevoked, BrokerUnreachable, DeniedError
 from tidings.model.membership import Interval
 from tidings.model.projection import Table
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.nats.jetstream_api import NO_CONSUMER, ApiError, info_from
 from tidings.server.state import StateBucket
-from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.steward.intervals import Intervals
 from tidings.wire.envelope import ClaimedOrigin, Received, Refused, open_record
 from tidings.wire.links import read_origin

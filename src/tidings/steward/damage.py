@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import ConfigError, TidingsError
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.server.block_repair import seal_damaged
-from tidings.space.home import SpaceHome
 
 #: deleted sequences that are asked for, and runs of them that are remembered
 MOST_DELETED = 50_000

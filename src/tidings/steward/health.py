@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
+from tidings.admin import pushing, recall
 from tidings.server.lease import StewardLease
-from tidings.space import pushing, recall
 from tidings.steward.backstop import BackstopWatch
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import DeadLetters

@@ -17,6 +17,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidings.admin.agents import Ledger
+from tidings.admin.invitations import Invitation, Invitations
 from tidings.errors import (
     ERRORS_BY_CODE,
     AuthRevoked,
@@ -27,8 +29,6 @@ from tidings.errors import (
     TidingsError,
     UsageError,
 )
-from tidings.space.agents import Ledger
-from tidings.space.invitations import Invitation, Invitations
 from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.requests import Answer, ControlRequest, Idle, handles
 from tidings.wire.invitations import acceptance

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tidings.admin.link_registry import LinkLedger
 from tidings.errors import BrokerUnreachable, ConflictError, DeniedError, UsageError
 from tidings.nats.jetstream import StoredRecord
-from tidings.space.link_ledger import LinkLedger
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_floors import LinkFloors

@@ -12,9 +12,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tidings.errors import ConflictError, DeniedError
-from tidings.space.invitations import LinkPromise
-from tidings.space.link_inviting import (
+from tidings.admin.invitations import LinkPromise
+from tidings.admin.link_inviting import (
     LinkKeys,
     check_acceptor,
     check_newest,
@@ -25,8 +24,9 @@ from tidings.space.link_inviting import (
     judged,
     lost_words,
 )
-from tidings.space.link_ledger import AgreedLink, LinkLedger
-from tidings.space.link_peers import LinkPeers
+from tidings.admin.link_peers import LinkPeers
+from tidings.admin.link_registry import AgreedLink, LinkLedger
+from tidings.errors import ConflictError, DeniedError
 from tidings.steward.context import SpaceContext
 from tidings.steward.invitations import InvitationHandlers
 from tidings.steward.requests import Answer, ControlRequest, handles

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tidings.admin.home import SpaceHome
+from tidings.admin.link_registry import LinkLedger
 from tidings.errors import TidingsError
-from tidings.space.home import SpaceHome
-from tidings.space.link_ledger import LinkLedger
 from tidings.steward.speaking_process import SpeakingProcess
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks

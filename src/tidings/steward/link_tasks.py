@@ -21,11 +21,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from tidings.admin.link_registry import LinkLedger
 from tidings.errors import ConflictError, DeniedError, MalformedMessage, OutcomeUnknown, UsageError
 from tidings.model.task_rules import EndedTask, TaskState, is_overdue
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import StoredRecord
-from tidings.space.link_ledger import LinkLedger
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers

@@ -20,9 +20,9 @@ import logging
 import time
 from collections import Counter, defaultdict
 
+from tidings.admin.agents import LIVE, Ledger
 from tidings.errors import ConfigError
 from tidings.nats.jetstream import StoredRecord
-from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import SpaceContext
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.quotas import MOST_INVENTED

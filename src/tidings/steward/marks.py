@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import ConfigError
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.nats.jetstream_api import EPOCH_KEY
 from tidings.server.streams import set_epoch
-from tidings.space.home import SpaceHome
 from tidings.steward.context import now
 from tidings.util.private_files import private_dir, read_plain, write_private
 from tidings.wire.marks import Stamp, record_mark

@@ -13,8 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import PrerequisiteMissing
-from tidings.space.home import SpaceHome
 from tidings.steward.speaking_process import SpeakingProcess
 from tidings.util.backoff import Backoff
 

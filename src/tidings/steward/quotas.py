@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from tidings.admin.agents import LIVE, Ledger
 from tidings.nats.jetstream import StoredRecord
 from tidings.server.grants import MAX_MESSAGE
-from tidings.space.agents import LIVE, Ledger
 from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.gate import LogGate
 from tidings.steward.retention import stored_size

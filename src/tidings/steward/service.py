@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.model.projection import Table
 from tidings.nats.client import Connection, close_quietly, connect
@@ -28,7 +29,6 @@ from tidings.server.disk import DiskReserve
 from tidings.server.lease import StewardLease
 from tidings.server.log import read_rulings
 from tidings.server.state import StateBucket
-from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.steward.admin_handlers import AdminHandlers
 from tidings.steward.admission_handlers import AdmissionHandlers
 from tidings.steward.agent_handlers import AgentHandlers

@@ -14,11 +14,11 @@ import logging
 
 import msgspec
 
+from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.errors import TidingsError, UsageError
 from tidings.model.projection import Table
 from tidings.nats.jetstream import JetStream
 from tidings.server.log import log_record
-from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.steward.context import now
 from tidings.steward.writer import RulingWriter
 from tidings.util.private_files import read_private, write_private

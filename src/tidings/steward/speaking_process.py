@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Self
 
+from tidings.admin.home import SpaceHome
 from tidings.server.nats_server import die_with_parent
-from tidings.space.home import SpaceHome
 
 
 async def end_child(child: asyncio.subprocess.Process, grace: float) -> None:

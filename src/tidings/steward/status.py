@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.admin.session import open_session
 from tidings.errors import TidingsError
 from tidings.pipeline.status import look, mode_of, problems_of
 from tidings.server.disk import DiskReserve
-from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.session import open_session
 from tidings.util.private_files import lock_holder, lock_pid
 
 OK, UNHEALTHY, UNREACHABLE = 0, 3, 5

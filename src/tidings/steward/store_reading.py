@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.errors import MalformedFrame
 from tidings.model.projection import Table
 from tidings.nats import jwt
@@ -25,7 +26,6 @@ from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.server.keyring import Keyring
 from tidings.server.log import log_record
 from tidings.server.state import StateBucket
-from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.steward.damage import ABOVE_FLOOR, UNREADABLE, Damage, Gaps, load, unreadable, words
 from tidings.steward.retention import read_floor
 from tidings.steward.voids import Void, void_of

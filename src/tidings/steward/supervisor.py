@@ -21,6 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tidings.admin.agents import Ledger
+from tidings.admin.creation import broker_config
+from tidings.admin.external import SHORT_LIVED, danger_of_replicas, replicas_of
+from tidings.admin.home import SIGNING, SpaceHome
+from tidings.admin.layout import LAYOUT
+from tidings.admin.link_registry import LinkLedger
 from tidings.errors import (
     AuthRevoked,
     BrokerFailed,
@@ -38,12 +44,6 @@ from tidings.nats.jetstream import JetStream
 from tidings.nats.jwt import split_credentials
 from tidings.server.disk import DiskReserve
 from tidings.server.nats_server import Broker, binary_version, find_binary
-from tidings.space.agents import Ledger
-from tidings.space.creation import broker_config
-from tidings.space.external import SHORT_LIVED, danger_of_replicas, replicas_of
-from tidings.space.home import SIGNING, SpaceHome
-from tidings.space.layout import LAYOUT
-from tidings.space.link_ledger import LinkLedger
 from tidings.steward.admin_process import AdminProcess, error_of, spawn
 from tidings.steward.damage import seal_known_damage
 from tidings.steward.link_process import LinkKeeper

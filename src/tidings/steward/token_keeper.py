@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from tidings.admin.home import SpaceHome
+from tidings.admin.pushing import note_told, push_to_all, pushed_tokens, system_user
 from tidings.errors import TidingsError
 from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError
-from tidings.space.home import SpaceHome
-from tidings.space.pushing import note_told, push_to_all, pushed_tokens, system_user
 
 #: seconds between two pushes; for as long a server that is back may have the older token
 EVERY = 1.0

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.errors import TidingsError, UsageError
 from tidings.nats.client import Connection, close_quietly, connect
 from tidings.nats.errors import NatsError
 from tidings.nats.jwt import split_credentials
-from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.steward.quotas import DEFAULT_BYTES
 from tidings.util.private_files import read_private
 from tidings.util.task_ends import end_tasks

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import tidings
+from tidings.admin.home import SpaceHome
 from tidings.server.nats_server import die_with_parent
-from tidings.space.home import SpaceHome
 from tidings.testing.waiting import eventually
 
 START_SECONDS = 30.0

@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tidings.admin.administration import Administrator, Granted, administer
+from tidings.admin.agents import AgentFile
+from tidings.admin.creation import broker_config, create_space
+from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.admin.listening import listen_on, websocket_on
 from tidings.errors import OutcomeUnknown, UnreachableError
 from tidings.nats import jwt
 from tidings.nats.client import Connection, connect
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import ApiError
+from tidings.rpc.control import ControlClient
 from tidings.server.keyring import Keyring
 from tidings.server.nats_server import Broker
-from tidings.space.administration import Administrator, Granted, administer
-from tidings.space.agents import AgentFile
-from tidings.space.control import ControlClient
-from tidings.space.creation import broker_config, create_space
-from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.listening import listen_on, websocket_on
 from tidings.steward.intervals import Intervals
 from tidings.steward.service import Steward
 from tidings.testing.cluster import Cluster

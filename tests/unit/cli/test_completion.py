@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tidings.admin.agents import Issued, Ledger
+from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.cli.main import main
-from tidings.space.agents import Issued, Ledger
-from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.util.private_files import write_private
 from tidings.wire.keys import KeyPair
 

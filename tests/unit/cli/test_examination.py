@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tidings.admin.agents import Issued, Ledger
+from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.cli import examination
 from tidings.cli.examination import Finding, examine
 from tidings.cli.main import main
-from tidings.space.agents import Issued, Ledger
-from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.util.private_files import private_dir, write_private
 from tidings.wire.keys import KeyPair
 

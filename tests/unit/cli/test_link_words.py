@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.admin.link_inviting import keep_peer
+from tidings.admin.link_peers import LinkPeers
+from tidings.admin.link_registry import AgreedLink
 from tidings.cli import link_words
 from tidings.link.events import LinkEvent
 from tidings.link.operations import describe
 from tidings.link.worker import event_fields
 from tidings.nats import jwt
-from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.link_inviting import keep_peer
-from tidings.space.link_ledger import AgreedLink
-from tidings.space.link_peers import LinkPeers
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import GapKind, Token
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidings.endpoint.identity import Identity
+from tidings.admin.identity import Identity
 from tidings.endpoint.publishing import Prepared
 from tidings.errors import (
     AmbiguousPeer,

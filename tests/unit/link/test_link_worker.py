@@ -9,6 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.admin.link_peers import LinkPeers, PeerAccess
+from tidings.admin.link_registry import AgreedLink, LinkLedger
 from tidings.errors import BrokerUnreachable, ConflictError, StewardUnreachable, StoreBusy, TidingsError
 from tidings.link import carrying, ledger
 from tidings.link import worker as worker_module
@@ -21,9 +24,6 @@ from tidings.link.operations import alone
 from tidings.link.ports import AdmittedAt, Fetched, IndexPage, LinkAdmission, LocalFacts, PeerFacts, Prepare
 from tidings.link.worker import LinkWorker, event_fields
 from tidings.nats import jwt
-from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.link_ledger import AgreedLink, LinkLedger
-from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.testing.waiting import eventually
 from tidings.wire.digests import BucketsAnswer, DigestAnswer, IdsAnswer
 from tidings.wire.keys import ACCOUNT, KeyPair

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import BrokerUnreachable, TidingsError
-from tidings.space.home import SpaceHome
 from tidings.steward.admin_process import AdminProcess
 
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from tidings.admin.creation import broker_config, create_space
+from tidings.admin.home import SpaceHome
+from tidings.admin.listening import listen_on
 from tidings.errors import ConfigError
 from tidings.server.nats_server import free_port
-from tidings.space.creation import broker_config, create_space
-from tidings.space.home import SpaceHome
-from tidings.space.listening import listen_on
 from tidings.steward import supervisor as supervising
 from tidings.steward.supervisor import Supervisor, UpOptions
 from tidings.testing.waiting import eventually

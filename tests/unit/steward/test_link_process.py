@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.link_ledger import AgreedLink, LinkLedger
+from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.admin.link_registry import AgreedLink, LinkLedger
 from tidings.steward import link_process
 from tidings.steward.link_process import LinkKeeper
 from tidings.testing.waiting import eventually

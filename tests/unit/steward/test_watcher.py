@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import TidingsError, UsageError
 from tidings.server.disk import Room
-from tidings.space.home import SpaceHome
 from tidings.steward import supervisor as supervising
 from tidings.steward import watcher as watching
 from tidings.steward.supervisor import Supervisor, UpOptions

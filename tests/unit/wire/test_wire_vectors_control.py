@@ -10,10 +10,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import schema
-from tidings.endpoint.identity import bundle_identity
+from tidings.admin.identity import bundle_identity
 from tidings.errors import MalformedFrame, MalformedRecord, TidingsError, UsageError, WireError
 from tidings.nats import jwt
-from tidings.space.control import read_answer
+from tidings.rpc.control import read_answer
 from tidings.steward.requests import check_arguments, parse_request
 from tidings.wire import block_refs, frames, roster, rulings, signing
 from tidings.wire.envelope import Received, open_record

@@ -8,10 +8,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from tidings.admin.link_peers import LinkPeers
 from tidings.errors import StoreBusy, TidingsError
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
-from tidings.space.link_peers import LinkPeers
 from tidings.testing.links.peer import LINK, Answer, Lie
 from tidings.testing.links.stage import LinkStage, lies_refused
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tidings.admin.home import SpaceHome
+from tidings.admin.link_peers import LinkPeers, PeerAccess
+from tidings.admin.linking import Linker
 from tidings.endpoint.connecting import connect_directly
 from tidings.endpoint.endpoint import Endpoint
 from tidings.errors import WireError
@@ -28,9 +31,6 @@ from tidings.link.spaces import NatsSpaces, SharedLog
 from tidings.link.worker import LinkWorker
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
-from tidings.space.home import SpaceHome
-from tidings.space.link_peers import LinkPeers, PeerAccess
-from tidings.space.linking import Linker
 from tidings.testing.links.peer import LINK, HostilePeer
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.security.report import ProbeOutcome, broken

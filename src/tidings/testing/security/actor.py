@@ -16,7 +16,7 @@ from typing import Any
 from tidings.nats import jwt
 from tidings.nats.client import Connection, connect
 from tidings.nats.errors import NatsError
-from tidings.space.control import ControlClient
+from tidings.rpc.control import ControlClient
 from tidings.wire.headers import Field, encode_headers
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidings.space.home import SpaceHome
+from tidings.admin.home import SpaceHome
 from tidings.testing.security import neighbour
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, refused
 from tidings.testing.security.stage import Stage

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tidings.admin.administration import administer
+from tidings.admin.agents import AgentFile
+from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.errors import WireError
 from tidings.model.projection import Table
 from tidings.nats import jwt
@@ -24,9 +27,6 @@ from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import NO_END, ApiError
 from tidings.server.keyring import Keyring
 from tidings.server.log import log_record
-from tidings.space.administration import administer
-from tidings.space.agents import AgentFile
-from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.testing.security.actor import PATIENCE, Actor, acting, line
 from tidings.testing.security.watch import Mark, Watch
 from tidings.wire import message as wire_message

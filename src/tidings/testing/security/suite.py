@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from tidings.space.home import SpaceHome
+from tidings.admin.home import SpaceHome
 from tidings.testing.security import (
     blocks,
     control,

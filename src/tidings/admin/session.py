@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.errors import UsageError
 from tidings.nats import jwt
 from tidings.nats.client import Connection, connect
-from tidings.space.control import ControlClient
-from tidings.space.home import SpaceHome, SpaceInfo
+from tidings.rpc.control import ControlClient
 from tidings.util.private_files import read_private
 from tidings.wire.keys import KeyPair
 

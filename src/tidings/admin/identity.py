@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tidings.admin.home import SpaceHome
+from tidings.admin.provisioning import ensure_agent
 from tidings.errors import ConfigError, ConflictError, TidingsError, UsageError, WireError
 from tidings.nats import jwt
 from tidings.nats.address import moved, parse_addresses, shown, with_authority
-from tidings.space.home import SpaceHome
-from tidings.space.provisioning import ensure_agent
 from tidings.util.private_files import check_private, read_plain, read_private, write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.names import check_agent_name, check_token

@@ -65,7 +65,7 @@ class SpaceInfo:
     invite_account: str = ""
     #: of the workers of links; the same
     link_account: str = ""
-    #: which accounts and credentials it has (`space/layout.py`); the first one said nothing about it
+    #: which accounts and credentials it has (`admin/layout.py`); the first one said nothing about it
     layout: int = 1
     #: the address on which other machines reach it; none: loopback only, and in plain
     listen: str = ""
@@ -82,7 +82,7 @@ class SpaceInfo:
     ws_port: int = 0
     #: the servers of a NATS that others run, with commas between; none: a broker of its own
     servers: str = ""
-    #: who signs the tokens of its accounts there (`space/external.py`); none: its own operator
+    #: who signs the tokens of its accounts there (`admin/external.py`); none: its own operator
     mode: str = ""
     #: of every stream: three on a cluster
     replicas: int = 1
@@ -164,9 +164,9 @@ class SpaceHome:
         self.issued = self.agents / "issued"
         self.invited = self.agents / "invited"
         self.linked = self.root / "links"
-        #: how the spaces it takes something from are reached (`space/link_peers.py`)
+        #: how the spaces it takes something from are reached (`admin/link_peers.py`)
         self.link_peers = self.linked / "peers"
-        #: keys of links that were offered, and links that are being accepted (`space/link_inviting.py`)
+        #: keys of links that were offered, and links that are being accepted (`admin/link_inviting.py`)
         self.link_keys = self.linked / "invited"
         self.link_accepting = self.linked / "accepting"
         self.link_store = self.root / "links.db"
@@ -179,7 +179,7 @@ class SpaceHome:
         self.pipeline_creds = self.creds / "pipeline.creds"
         self.link_creds = self.creds / "link.creds"
         self.external = self.root / "external"
-        #: the operator's key of where it moves to, until that is done (`space/moving.py`)
+        #: the operator's key of where it moves to, until that is done (`admin/moving.py`)
         self.unfinished_move = self.keys / "operator.next.seed"
         self.watcher_creds = self.creds / "watcher.creds"
         self.marks = home / "marks" / f"{name}.json"

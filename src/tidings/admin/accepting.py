@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tidings.endpoint.identity import Identity, bundle_identity
+from tidings.admin.home import SpaceHome
+from tidings.admin.identity import Identity, bundle_identity
 from tidings.errors import (
     AuthRevoked,
     BrokerUnreachable,
@@ -36,10 +37,9 @@ from tidings.nats.address import Address
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.errors import ProtocolError
 from tidings.nats.proxy import END, MAX_ANSWER, check_tunnel, proxy_for, tunnel_request
+from tidings.rpc.control import ControlClient
 from tidings.server.certificate_files import server_name
 from tidings.server.invitation_token import token_of
-from tidings.space.control import ControlClient
-from tidings.space.home import SpaceHome
 from tidings.util.backoff import Backoff
 from tidings.util.private_files import locked, private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, Trust, acceptance, check_kind

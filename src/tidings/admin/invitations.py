@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from tidings.space.agents import AgentFile
-from tidings.space.home import SpaceHome
+from tidings.admin.agents import AgentFile
+from tidings.admin.home import SpaceHome
 from tidings.util.private_files import private_dir, read_plain, write_private
 from tidings.wire.names import is_agent_id
 

@@ -18,6 +18,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tidings.admin.agents import Ledger
+from tidings.admin.home import SIGNED_ELSEWHERE, SIGNING, SpaceHome, SpaceInfo, greeted
+from tidings.admin.invitations import Invitations
+from tidings.admin.link_registry import LinkLedger
+from tidings.admin.pushing import ANSWER, keep_token, system_user, tell_servers
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UsageError
 from tidings.nats import jwt
 from tidings.nats.address import parse_addresses, shown
@@ -29,11 +34,6 @@ from tidings.server.config import RESERVE
 from tidings.server.keyring import Keyring
 from tidings.server.nats_server import MINIMUM_VERSION
 from tidings.server.streams import storage_needed
-from tidings.space.agents import Ledger
-from tidings.space.home import SIGNED_ELSEWHERE, SIGNING, SpaceHome, SpaceInfo, greeted
-from tidings.space.invitations import Invitations
-from tidings.space.link_ledger import LinkLedger
-from tidings.space.pushing import ANSWER, keep_token, system_user, tell_servers
 from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import INVITATION_SERVICE, LINK_SERVICE, Subjects

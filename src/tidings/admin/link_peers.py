@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import ConfigError, TidingsError
 from tidings.nats import jwt
 from tidings.nats.address import parse_addresses, shown
 from tidings.nats.errors import Unwritable
-from tidings.space.home import SpaceHome
 from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.names import check_space, check_token, is_token
 

@@ -7,11 +7,11 @@ starts the steward or the pipeline again, which find the new one.
 
 from __future__ import annotations
 
+from tidings.admin.administration import Administrator
+from tidings.admin.home import SpaceInfo
+from tidings.admin.layout import Voided, make_link_creds, make_pipeline_creds
 from tidings.errors import UsageError
 from tidings.nats import jwt
-from tidings.space.administration import Administrator
-from tidings.space.home import SpaceInfo
-from tidings.space.layout import Voided, make_link_creds, make_pipeline_creds
 from tidings.util import failpoints
 from tidings.util.private_files import write_private
 from tidings.wire.keys import KeyPair

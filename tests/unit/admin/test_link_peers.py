@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.errors import ConfigError
 from tidings.nats import jwt
-from tidings.space.link_peers import LinkPeers, PeerAccess
 from tidings.wire.keys import ACCOUNT, KeyPair
 
 LINK = "abcdefghijkl"

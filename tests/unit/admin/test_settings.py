@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tidings.admin.settings import Settings, person
 from tidings.cli.main import main
 from tidings.errors import ConfigError
-from tidings.space.settings import Settings, person
 
 
 def sources(settings: Settings) -> dict[str, str]:

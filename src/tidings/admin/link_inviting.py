@@ -20,18 +20,18 @@ from typing import TypeGuard
 
 import msgspec
 
+from tidings.admin.administration import Administrator
+from tidings.admin.home import SpaceHome
+from tidings.admin.invitations import Invitation, LinkPromise
+from tidings.admin.inviting import Inviter, Reach
+from tidings.admin.link_peers import LinkPeers, PeerAccess
+from tidings.admin.link_registry import AgreedLink, LinkLedger
+from tidings.admin.linking import Linker, terms_of
 from tidings.errors import AuthRevoked, ConfigError, DeniedError, InvalidName, TidingsError, UsageError, WireError
 from tidings.nats import jwt
 from tidings.nats.address import parse_addresses
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.errors import Unwritable
-from tidings.space.administration import Administrator
-from tidings.space.home import SpaceHome
-from tidings.space.invitations import Invitation, LinkPromise
-from tidings.space.inviting import Inviter, Reach
-from tidings.space.link_ledger import AgreedLink, LinkLedger
-from tidings.space.link_peers import LinkPeers, PeerAccess
-from tidings.space.linking import Linker, terms_of
 from tidings.util import failpoints
 from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, is_loopback

@@ -18,6 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tidings.admin.agents import CUT, LIVE, AgentFile, Issued, Ledger, parse_agent_file
+from tidings.admin.external import longest_lifetime, push_account_token
+from tidings.admin.home import SpaceHome
+from tidings.admin.invitations import Invitations
+from tidings.admin.layout import Voided, check_layout, make_link_creds, make_pipeline_creds
+from tidings.admin.link_registry import LinkLedger
+from tidings.admin.recall import Recall, note_recalled, words
 from tidings.errors import (
     ConflictError,
     InvalidName,
@@ -30,18 +37,11 @@ from tidings.errors import (
 from tidings.nats import jwt
 from tidings.nats.client import Connection, close_quietly, connect
 from tidings.nats.jetstream import JetStream
+from tidings.rpc.control import ControlClient
 from tidings.server import grants
 from tidings.server.keyring import Keyring
 from tidings.server.resolver import push_token
 from tidings.server.streams import ensure_streams
-from tidings.space.agents import CUT, LIVE, AgentFile, Issued, Ledger, parse_agent_file
-from tidings.space.control import ControlClient
-from tidings.space.external import longest_lifetime, push_account_token
-from tidings.space.home import SpaceHome
-from tidings.space.invitations import Invitations
-from tidings.space.layout import Voided, check_layout, make_link_creds, make_pipeline_creds
-from tidings.space.link_ledger import LinkLedger
-from tidings.space.recall import Recall, note_recalled, words
 from tidings.util import failpoints
 from tidings.util.private_files import locked, write_atomic, write_private
 from tidings.wire.ids import new_id

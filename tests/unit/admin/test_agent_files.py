@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tidings.admin.agents import Issued, Ledger, as_patterns, parse_agent_file
 from tidings.errors import ConfigError, InvalidName, UsageError
-from tidings.space.agents import Issued, Ledger, as_patterns, parse_agent_file
 from tidings.wire.keys import KeyPair
 
 TEXT = """---

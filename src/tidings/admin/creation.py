@@ -7,12 +7,12 @@ import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.admin.layout import LAYOUT, lay_out
 from tidings.server.config import BrokerConfig
 from tidings.server.keyring import Keyring
 from tidings.server.nats_server import free_port
 from tidings.server.streams import default_budget, storage_needed
-from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.layout import LAYOUT, lay_out
 from tidings.util.private_files import locked, write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.tags import SECRET_BYTES

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from tidings.admin.agents import CUT, Issued, Ledger
+from tidings.admin.home import SpaceHome
 from tidings.errors import ConfigError
-from tidings.space.agents import CUT, Issued, Ledger
-from tidings.space.home import SpaceHome
 from tidings.util.private_files import private_dir, write_private
 from tidings.wire.names import is_agent_id
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from tidings.admin.administration import administer
+from tidings.admin.creation import create_space
+from tidings.admin.home import SpaceHome
+from tidings.admin.layout import LAYOUT, check_layout
 from tidings.errors import ConfigError
 from tidings.nats import jwt
 from tidings.server import grants
 from tidings.server.keyring import Keyring
-from tidings.space.administration import administer
-from tidings.space.creation import create_space
-from tidings.space.home import SpaceHome
-from tidings.space.layout import LAYOUT, check_layout
 from tidings.wire.keys import ACCOUNT, OPERATOR
 from tidings.wire.subjects import Subjects
 from tools.generated import seeded_key

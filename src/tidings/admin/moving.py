@@ -16,6 +16,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tidings.admin.creation import broker_config, write_broker_files
+from tidings.admin.external import Checks, describe, operator_key_in, replicas_of
+from tidings.admin.home import SIGNING, SYNC_ASSUMED, SpaceHome, SpaceInfo
+from tidings.admin.layout import lay_out
 from tidings.errors import AuthRevoked, ConfigError, ConflictError, SpaceBusy, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import close_quietly, connect
@@ -25,10 +29,6 @@ from tidings.server.keyring import Keyring
 from tidings.server.nats_server import Broker, find_binary
 from tidings.server.stream_copy import compare_streams, copy_stream
 from tidings.server.streams import stream_specs
-from tidings.space.creation import broker_config, write_broker_files
-from tidings.space.external import Checks, describe, operator_key_in, replicas_of
-from tidings.space.home import SIGNING, SYNC_ASSUMED, SpaceHome, SpaceInfo
-from tidings.space.layout import lay_out
 from tidings.util import failpoints
 from tidings.util.private_files import locked, read_plain, write_private
 from tidings.wire.keys import OPERATOR, KeyPair

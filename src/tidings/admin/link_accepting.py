@@ -23,17 +23,17 @@ from typing import Any
 
 import msgspec
 
-from tidings.endpoint.accepting import Tell, addresses_of, ask, where_of
+from tidings.admin.accepting import Tell, addresses_of, ask, where_of
+from tidings.admin.administration import Administrator, administer
+from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.admin.link_inviting import check_unlinked, keep_peer, lost_words, steward_key_of, taken_names
+from tidings.admin.link_peers import LinkPeers, PeerAccess
+from tidings.admin.link_registry import LinkLedger
+from tidings.admin.linking import Linker, terms_of
+from tidings.admin.listening import address_for
 from tidings.errors import AuthRevoked, ConfigError, ConflictError, DeniedError, UsageError, WireError
 from tidings.nats import jwt
 from tidings.nats.address import parse_addresses
-from tidings.space.administration import Administrator, administer
-from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.link_inviting import check_unlinked, keep_peer, lost_words, steward_key_of, taken_names
-from tidings.space.link_ledger import LinkLedger
-from tidings.space.link_peers import LinkPeers, PeerAccess
-from tidings.space.linking import Linker, terms_of
-from tidings.space.listening import address_for
 from tidings.util import failpoints
 from tidings.util.private_files import locked, private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, check_kind, is_loopback

@@ -13,14 +13,14 @@ import os
 import time
 from dataclasses import dataclass
 
+from tidings.admin.administration import Administrator, Granted
+from tidings.admin.agents import CUT, Issued
+from tidings.admin.invitations import Invitation
+from tidings.admin.listening import address_for
 from tidings.errors import AuthRevoked, DeniedError, NameTaken, UsageError
 from tidings.nats.address import Address, parse_addresses
 from tidings.server.certificates import compressed_key
 from tidings.server.invitation_token import text_to_sign
-from tidings.space.administration import Administrator, Granted
-from tidings.space.agents import CUT, Issued
-from tidings.space.invitations import Invitation
-from tidings.space.listening import address_for
 from tidings.util import failpoints
 from tidings.wire.invitations import LONGEST, InvitationLine, Trust, parse_invitation
 from tidings.wire.keys import key_of_seed

@@ -14,6 +14,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.errors import UsageError
 from tidings.nats.address import moved, nearest
 from tidings.server.certificates import (
@@ -24,7 +25,6 @@ from tidings.server.certificates import (
     promote_following,
 )
 from tidings.server.nats_server import check_port, free_port
-from tidings.space.home import SpaceHome, SpaceInfo
 from tidings.util import failpoints
 from tidings.util.private_files import locked
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from tidings.admin.home import SpaceHome
 from tidings.errors import ConfigError
-from tidings.space.home import SpaceHome
 from tidings.util.private_files import private_dir, read_plain, write_private
 from tidings.wire.names import is_token
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tidings.admin import listening
+from tidings.admin.creation import broker_config, create_space
+from tidings.admin.home import SpaceHome
+from tidings.admin.listening import address_for, listen_on, parse_listen, public_host, websocket_on
 from tidings.errors import BrokerFailed, UsageError
 from tidings.nats.address import parse_address
-from tidings.space import listening
-from tidings.space.creation import broker_config, create_space
-from tidings.space.home import SpaceHome
-from tidings.space.listening import address_for, listen_on, parse_listen, public_host, websocket_on
 
 
 @pytest.mark.parametrize(

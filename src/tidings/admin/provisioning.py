@@ -6,10 +6,10 @@ is open is only who may ask for them, namely every program of the same user on t
 
 from __future__ import annotations
 
+from tidings.admin.administration import administer
+from tidings.admin.agents import AgentFile, Ledger
+from tidings.admin.home import SpaceHome
 from tidings.errors import AuthRevoked, DeniedError
-from tidings.space.administration import administer
-from tidings.space.agents import AgentFile, Ledger
-from tidings.space.home import SpaceHome
 
 OPEN_ACCESS = (">",)
 

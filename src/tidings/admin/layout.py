@@ -8,7 +8,7 @@ copied from an older layout, with its wider rights, opens nothing. `space.toml` 
 this, the next start does it again. Agents keep their tokens; if theirs need other rights (`grants.AGENT_RIGHTS`), the
 administrator gives them new ones once the steward runs.
 
-Whoever changes a grant raises `LAYOUT`; `tests/unit/space/test_layout.py` notices.
+Whoever changes a grant raises `LAYOUT`; `tests/unit/admin/test_layout.py` notices.
 
     1   CORE and AGENTS; the pipeline's user in CORE
     2   the pipeline in an account of its own, PIPE, that imports its calls and nothing else
@@ -26,14 +26,14 @@ import json
 import time
 from pathlib import Path
 
+from tidings.admin.agents import Ledger
+from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.admin.invitations import Invitations
+from tidings.admin.link_registry import LinkLedger
 from tidings.errors import ConfigError
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
 from tidings.server.resolver import write_tokens
-from tidings.space.agents import Ledger
-from tidings.space.home import SpaceHome, SpaceInfo
-from tidings.space.invitations import Invitations
-from tidings.space.link_ledger import LinkLedger
 from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects

@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
+from tidings.admin.administration import Administrator
+from tidings.admin.external import longest_lifetime
+from tidings.admin.link_registry import AgreedLink
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.nats import jwt
-from tidings.space.administration import Administrator
-from tidings.space.external import longest_lifetime
-from tidings.space.link_ledger import AgreedLink
 from tidings.util import failpoints
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair

@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from tidings.admin.home import SIGNING, SpaceHome, SpaceInfo
 from tidings.errors import BrokerUnreachable, ConfigError
 from tidings.nats import jwt
 from tidings.nats.client import Connection, close_quietly, connect
-from tidings.space.home import SIGNING, SpaceHome, SpaceInfo
 from tidings.util.private_files import private_dir, write_private
 
 #: seconds within which a server answers
