@@ -30,7 +30,7 @@ from typing import Any
 import tidings
 from measuring import note, report
 from reading import records_of
-from tidings.endpoint.mailbox import pull
+from tidings.client.mailbox import pull
 from tidings.model.planning import Delivered
 from tidings.nats.acks import ACK
 from tidings.nats.jetstream_api import EPOCH_KEY

@@ -41,7 +41,7 @@ import tidings
 from measuring import note, report
 from roster import cpu_seconds, share_of_core
 from tidings.admin.link_peers import LinkPeers, PeerAccess
-from tidings.endpoint.connecting import connect_directly
+from tidings.client.connect_direct import connect_directly
 from tidings.link.local_socket import ask
 from tidings.link.paging import PAGE_RECORDS
 from tidings.nats import jwt

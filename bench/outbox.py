@@ -32,12 +32,12 @@ from starlette.routing import Route
 
 from blocking_host import HostClient
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
+from tidings.client.host_sockets import socket_path
 from tidings.host.compose import SendRequest, compose_request
 from tidings.host.daemon import Daemon
 from tidings.host.host import Host, Scope, _draft
 from tidings.host.http_server import HostServer
 from tidings.host.outbox import Draft
-from tidings.host.sockets import socket_path
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.util.private_sockets import bind

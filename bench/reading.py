@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from tidings.endpoint.block_reader import AT_ONCE, PATIENCE
-from tidings.endpoint.mailbox import pull
+from tidings.client.block_reader import AT_ONCE, PATIENCE
+from tidings.client.mailbox import pull
 from tidings.nats.acks import ACK
 from tidings.nats.client import connect
 from tidings.rpc.control import ControlClient

@@ -30,7 +30,7 @@ from typing import Any
 import texts
 from fanout import Fanout, fanout
 from measuring import note, report
-from tidings.endpoint.mailbox import pull
+from tidings.client.mailbox import pull
 from tidings.nats.acks import ACK
 from tidings.nats.client import Connection
 from tidings.nats.jetstream import JetStream

@@ -26,7 +26,7 @@ from typing import Any
 import tidings
 from latency import archive_made, cpu_seconds, idle_share, memory_gb, tree
 from measuring import report
-from tidings.endpoint.mailbox import pull
+from tidings.client.mailbox import pull
 from tidings.errors import TidingsError
 from tidings.nats.acks import ACK
 from tidings.testing.processes import Child, child

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import tidings
 from measuring import median_ratio, options, pairs, report
-from tidings.endpoint.tasks import Job
+from tidings.client.tasks import Job
 from tidings.nats.jetstream import JetStream
 from tidings.testing.processes import steward_child
 from tidings.testing.real_space import RealSpace, real_space

@@ -75,7 +75,7 @@ ROOT = Path(__file__).parents[1]
 SIZES = (100, 1_000, 10_000, 100_000)
 DAY = 86_400
 EPOCH = "epoch"
-#: beats in a time to live, as `endpoint/presence.py` makes them
+#: beats in a time to live, as `client/presence.py` makes them
 BEATS_PER_TTL = 2.5
 
 # --- measuring ---

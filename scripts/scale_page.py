@@ -23,7 +23,7 @@ from tidings.steward.roster_service import MAX_BYTES as ATTENTION_BYTES
 Figures = dict[str, float]
 #: what a broker takes in one message, an account token included (`server/config.py`)
 MAX_PAYLOAD = 1_048_576
-#: seconds an endpoint waits for a page of the roster (`endpoint/roster.py`)
+#: seconds an endpoint waits for a page of the roster (`client/roster.py`)
 SNAPSHOT_PATIENCE = 5.0
 #: bytes a second of a network of one gigabit
 GIGABIT = 125_000_000

@@ -1,6 +1,6 @@
 """The host's HTTP API as a foreign program uses it: the standard library over its unix socket, blocking, in any thread.
 
-It shares nothing with `tidings.host.endpoint`, so that what the tests say of the host holds for both.
+It shares nothing with `tidings.client.host_endpoint`, so that what the tests say of the host holds for both.
 
     client = HostClient.find(home)                        None if no host runs
     session = client.session(identity, receive=True)      or client.resume(SessionFile.read(path))
@@ -24,6 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode
 
 from tidings import __version__
+from tidings.client.host_proof import prove
+from tidings.client.host_session_file import SessionFile
+from tidings.client.host_sockets import socket_path
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConfigError,
@@ -33,9 +36,6 @@ from tidings.errors import (
     TidingsError,
     UsageError,
 )
-from tidings.host.proof import prove
-from tidings.host.session_file import SessionFile
-from tidings.host.sockets import socket_path
 from tidings.util.backoff import Backoff
 from tidings.util.private_sockets import connect, peer_uid
 from tidings.wire.ids import new_id

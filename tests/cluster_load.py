@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 
 from foreign import connect
-from tidings.endpoint.endpoint import Endpoint
+from tidings.client.endpoint import Endpoint
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.server.nats_server import Broker

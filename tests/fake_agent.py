@@ -15,13 +15,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tidings.endpoint.directory import resolve_among
-from tidings.endpoint.incoming import Events, Incoming, Past
-from tidings.endpoint.interface import AgentInterface, Agents, Left, Receipt
-from tidings.endpoint.membership import Joined
-from tidings.endpoint.message_json import content_json, read_message
-from tidings.endpoint.redelivery import Retry
-from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
+from tidings.client.directory import resolve_among
+from tidings.client.host_http import Json, ServerEvent
+from tidings.client.incoming import Events, Incoming, Past
+from tidings.client.interface import AgentInterface, Agents, Left, Receipt
+from tidings.client.membership import Joined
+from tidings.client.message_json import content_json, read_message
+from tidings.client.redelivery import Retry
+from tidings.client.tasks import Job, TaskResult, TaskTicket
 from tidings.errors import (
     AuthRevoked,
     ConnectionLost,
@@ -32,7 +33,6 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host.http_client import Json, ServerEvent
 from tidings.wire import message as wire
 from tidings.wire.ids import new_id
 from tidings.wire.message import Mention, Message, Part, Priority, Sender, check_said, write_parts

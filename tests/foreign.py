@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import tidings
-from tidings.endpoint.connecting import connect_directly
+from tidings.client.connect_direct import connect_directly
 from tidings.nats import jwt
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire import signing

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tidings
-from tidings.endpoint.tasks import Job
+from tidings.client.tasks import Job
 from tidings.model.task_rules import TaskBook
 from tidings.nats.jetstream import JetStream
 from tidings.steward.service import Steward

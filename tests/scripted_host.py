@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from tidings.host.endpoint import HostEndpoint
-from tidings.host.http_client import HostClient, Json, ServerEvent
-from tidings.host.session_file import SessionFile
-from tidings.host.session_source import SessionSource
+from tidings.client.host_endpoint import HostEndpoint
+from tidings.client.host_http import HostClient, Json, ServerEvent
+from tidings.client.host_session_file import SessionFile
+from tidings.client.host_session_source import SessionSource
 from tidings.wire import message as wire
 from tidings.wire.message import Sender
 

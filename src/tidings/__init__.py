@@ -8,14 +8,14 @@ from tidings.errors import TidingsError
 from tidings.version import __version__
 
 if TYPE_CHECKING:
-    from tidings.connecting import connect
-    from tidings.endpoint.endpoint import Endpoint
-    from tidings.endpoint.incoming import Incoming
-    from tidings.endpoint.interface import AgentInterface, Receipt
-    from tidings.endpoint.notices import Notice
-    from tidings.endpoint.redelivery import Retry
-    from tidings.endpoint.tasks import Job, TaskResult, TaskTicket
-    from tidings.sync_api import history, send
+    from tidings.client.connect import connect
+    from tidings.client.endpoint import Endpoint
+    from tidings.client.incoming import Incoming
+    from tidings.client.interface import AgentInterface, Receipt
+    from tidings.client.notices import Notice
+    from tidings.client.redelivery import Retry
+    from tidings.client.sync_api import history, send
+    from tidings.client.tasks import Job, TaskResult, TaskTicket
     from tidings.wire.roster import Agent
 
 __all__ = [
@@ -38,18 +38,18 @@ __all__ = [
 
 _LAZY = {
     "Agent": "tidings.wire.roster",
-    "AgentInterface": "tidings.endpoint.interface",
-    "connect": "tidings.connecting",
-    "Endpoint": "tidings.endpoint.endpoint",
-    "Receipt": "tidings.endpoint.interface",
-    "Incoming": "tidings.endpoint.incoming",
-    "Retry": "tidings.endpoint.redelivery",
-    "Notice": "tidings.endpoint.notices",
-    "send": "tidings.sync_api",
-    "history": "tidings.sync_api",
-    "Job": "tidings.endpoint.tasks",
-    "TaskResult": "tidings.endpoint.tasks",
-    "TaskTicket": "tidings.endpoint.tasks",
+    "AgentInterface": "tidings.client.interface",
+    "connect": "tidings.client.connect",
+    "Endpoint": "tidings.client.endpoint",
+    "Receipt": "tidings.client.interface",
+    "Incoming": "tidings.client.incoming",
+    "Retry": "tidings.client.redelivery",
+    "Notice": "tidings.client.notices",
+    "send": "tidings.client.sync_api",
+    "history": "tidings.client.sync_api",
+    "Job": "tidings.client.tasks",
+    "TaskResult": "tidings.client.tasks",
+    "TaskTicket": "tidings.client.tasks",
 }
 
 

@@ -15,8 +15,8 @@ import pytest
 import tidings
 from daemons import daemon_in
 from fake_agent import FakeSpace
-from tidings.endpoint.interface import AgentInterface
-from tidings.endpoint.message_json import message_json, read_message
+from tidings.client.interface import AgentInterface
+from tidings.client.message_json import message_json, read_message
 from tidings.errors import DeniedError, TaskDead, UnknownPeer, UsageError
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

@@ -3,8 +3,8 @@
 import sys
 
 from tidings.cli.mcp import mcp
-from tidings.host import endpoint_tasks
+from tidings.client import host_endpoint_tasks
 
 seconds, agent, home = sys.argv[1:]
-endpoint_tasks.QUIET_SIGN_EVERY = float(seconds)
+host_endpoint_tasks.QUIET_SIGN_EVERY = float(seconds)
 mcp(agent=agent, home=home)

@@ -27,14 +27,14 @@ from daemons import Follower, ask, daemon_in, session_of
 from terminal import Terminal
 from tidings.cli import connection, systemd
 from tidings.cli import inbox as inbox_cli
-from tidings.host import endpoint as host_endpoint
-from tidings.host import http_client, routes_mail
+from tidings.client import host_endpoint, host_http
+from tidings.client.host_session_file import VARIABLE, SessionFile, own_file
+from tidings.client.host_sockets import socket_path
 from tidings.host import inbox as inbox_store
+from tidings.host import routes_mail
 from tidings.host.daemon import lock_path
 from tidings.host.http_server import PeerChecked
 from tidings.host.schema import MIGRATIONS
-from tidings.host.session_file import VARIABLE, SessionFile, own_file
-from tidings.host.sockets import socket_path
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.util.database_snapshot import look
@@ -469,8 +469,8 @@ async def test_a_host_that_goes_away_before_it_has_a_session_is_done_without(
     await pair.add("me", roles=["reviewer"])
 
     # it answered a moment ago
-    async def answered(home: Path) -> http_client.HostClient:
-        return http_client.HostClient(home)
+    async def answered(home: Path) -> host_http.HostClient:
+        return host_http.HostClient(home)
 
     monkeypatch.setattr(connection, "_host_if_any", answered)
     with leaves(terminal.home.home):

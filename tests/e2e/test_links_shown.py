@@ -8,7 +8,7 @@ from coding_agents import CodingAgent, coding_here, hosted, peer
 from hosting import adopt, host_in, inbox_of
 from linking import OtherSpace, admit
 from terminal import Terminal
-from tidings.endpoint.message_json import Json
+from tidings.client.message_json import Json
 from tidings.host.serialise import mail
 from tidings.mcp.ids import short
 from tidings.testing.real_space import RealSpace

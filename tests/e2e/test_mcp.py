@@ -18,8 +18,8 @@ from coding_agents import PATIENCE, CodingAgent, coding, coding_with, command, e
 from terminal import Terminal
 from tidings.admin.creation import create_space
 from tidings.cli import mcp as serving
+from tidings.client.host_http import HostClient
 from tidings.host.daemon import Daemon
-from tidings.host.http_client import HostClient
 from tidings.mcp.ids import short
 from tidings.testing.real_space import DEFAULT_BUDGET, RealSpace
 from tidings.testing.waiting import eventually

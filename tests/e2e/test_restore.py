@@ -10,8 +10,8 @@ import pytest
 import tidings
 from blocking_host import HostClient
 from terminal import Terminal, done, until
+from tidings.client.host_session_file import SessionFile, own_file
 from tidings.errors import AuthRevoked, DeniedError
-from tidings.host.session_file import SessionFile, own_file
 
 
 async def post(terminal: Terminal, count: int, text: str) -> list[str]:

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tidings.endpoint.connecting import connect_directly, find_identity
-from tidings.endpoint.connection_check import check_connection
-from tidings.endpoint.endpoint import Endpoint
+from tidings.client.connect_direct import connect_directly, find_identity
+from tidings.client.connection_check import check_connection
+from tidings.client.endpoint import Endpoint
 from tidings.host.compose import SendRequest
 from tidings.host.host import Host
 from tidings.host.inbox import Wanted

@@ -10,7 +10,7 @@ import pytest
 
 import tidings
 from failing_links import FailingLinks, failing_links, has_failed, look_soon
-from tidings.endpoint.connecting import connect_directly
+from tidings.client.connect_direct import connect_directly
 from tidings.link import mail_round
 from tidings.link.paging import PAGE_RECORDS
 from tidings.link.worker import LinkWorker

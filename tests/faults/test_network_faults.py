@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tidings
-from tidings.endpoint import channels
-from tidings.endpoint.connecting import connect_directly
+from tidings.client import channels
+from tidings.client.connect_direct import connect_directly
 from tidings.errors import OutcomeUnknown, UnreachableError
 from tidings.testing.history import History
 from tidings.testing.proxy import FaultProxy, fault_proxy

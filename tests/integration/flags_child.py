@@ -5,7 +5,7 @@ import json
 import sys
 
 import tidings
-from tidings.endpoint import endpoint
+from tidings.client import endpoint
 
 
 async def main(home: str, space: str, name: str, state: str, settled: str) -> None:

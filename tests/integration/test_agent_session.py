@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.endpoint.endpoint import Endpoint
+from tidings.client.endpoint import Endpoint
 from tidings.errors import AuthRevoked, Reconnecting
 from tidings.host import agent_sessions
 from tidings.host.agent_sessions import AgentSession, Hooks

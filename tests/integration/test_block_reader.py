@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from scripted_server import Scripted, scripted_server, stay
-from tidings.endpoint import block_reader
-from tidings.endpoint.block_reader import CLUSTER_PAUSES, BlockReader
-from tidings.endpoint.records import RecordOpener
+from tidings.client import block_reader
+from tidings.client.block_reader import CLUSTER_PAUSES, BlockReader
+from tidings.client.records import RecordOpener
 from tidings.errors import ConnectionLost, TidingsError
 from tidings.nats import aio
 from tidings.nats.errors import NatsError

@@ -11,7 +11,7 @@ import pytest
 
 from foreign import connect
 from tidings.admin.identity import local_identity
-from tidings.endpoint.publishing import prepare_chat
+from tidings.client.publishing import prepare_chat
 from tidings.errors import LeaseLost
 from tidings.nats.jetstream_api import NO_ROOM, ApiError, publish
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from tidings.admin.identity import Identity
-from tidings.endpoint import connection_check
-from tidings.endpoint.connecting import find_identity
-from tidings.endpoint.connection_check import check_connection
+from tidings.client import connection_check
+from tidings.client.connect_direct import find_identity
+from tidings.client.connection_check import check_connection
 from tidings.nats.address import trusting
 from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import ensure_certificates

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 import tidings
-from tidings.endpoint import frame_mailbox, mailbox
-from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.mailbox import pull
-from tidings.endpoint.notices import FrameGap
+from tidings.client import frame_mailbox, mailbox
+from tidings.client.connect_direct import connect_directly
+from tidings.client.mailbox import pull
+from tidings.client.notices import FrameGap
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded
 from tidings.nats.acks import NAK, DeliveryInfo
 from tidings.steward import backstop
@@ -648,7 +648,7 @@ async def test_with_the_backstop_away_a_resumed_join_reads_the_log_and_later_fra
 
 
 async def test_a_backstop_far_behind_is_not_waited_for(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidings.endpoint.channels.NEARLY_LEVEL", 1)
+    monkeypatch.setattr("tidings.client.channels.NEARLY_LEVEL", 1)
     monkeypatch.setattr("tidings.wire.roster.TOLERATED_S", 0.0)
     async with stub_pipeline(pair) as pipeline:
         await pipeline.level()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.endpoint import mailbox as endpoint_mailbox
-from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.mailbox import pull
+from tidings.client import mailbox as endpoint_mailbox
+from tidings.client.connect_direct import connect_directly
+from tidings.client.mailbox import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
 from tidings.nats.acks import ACK, DeliveryInfo, parse_delivery
 from tidings.steward import admin_handlers

@@ -12,10 +12,10 @@ import pytest
 
 import tidings
 from tidings.admin.agents import AgentFile, Ledger
-from tidings.endpoint import channels, read_state
-from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.connection import AgentConnection
-from tidings.endpoint.endpoint import JOINS_AT_ONCE
+from tidings.client import channels, read_state
+from tidings.client.connect_direct import connect_directly
+from tidings.client.connection import AgentConnection
+from tidings.client.endpoint import JOINS_AT_ONCE
 from tidings.errors import ConnectionLost, DeniedError, LogFull, StewardUnreachable, TooLarge, UsageError
 from tidings.nats import jwt
 from tidings.server.streams import set_gate

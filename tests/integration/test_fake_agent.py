@@ -18,12 +18,12 @@ from typing import Any
 import tidings
 from coding_agents import hosted
 from fake_agent import FakeAgent, FakeSpace
-from tidings.endpoint.incoming import Incoming
-from tidings.endpoint.interface import AgentInterface
-from tidings.endpoint.message_json import job_json, message_json, result_json
-from tidings.endpoint.tasks import Job, TaskResult
+from tidings.client.host_endpoint import HostEndpoint
+from tidings.client.incoming import Incoming
+from tidings.client.interface import AgentInterface
+from tidings.client.message_json import job_json, message_json, result_json
+from tidings.client.tasks import Job, TaskResult
 from tidings.errors import TidingsError
-from tidings.host.endpoint import HostEndpoint
 from tidings.testing.real_space import real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id

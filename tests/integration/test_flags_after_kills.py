@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.endpoint import frame_mailbox
-from tidings.endpoint.connecting import connect_directly
+from tidings.client import frame_mailbox
+from tidings.client.connect_direct import connect_directly
 from tidings.steward import backstop
 from tidings.testing.processes import child
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
@@ -57,7 +57,7 @@ async def test_after_kill_9_what_was_in_hand_says_so_what_was_settled_does_not_c
 async def test_what_comes_before_older_ones_is_ahead_and_those_are_late_though_the_steward_hangs_and_it_starts_again(
     pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.endpoint.channels.RETRY_PAUSE", 0.05)
+    monkeypatch.setattr("tidings.client.channels.RETRY_PAUSE", 0.05)
     state = tmp_path / "bob.state"
     async with connect(pair, "bob", channels=["general"], state=state):
         pass

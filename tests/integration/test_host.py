@@ -25,10 +25,10 @@ from crowd import revoke
 from duplicate_window import STREAM, forget_ids
 from hosted import break_trigger, mend_trigger
 from hosting import EVERYTHING, Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
-from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.membership import Joined
-from tidings.endpoint.publishing import prepare_chat
-from tidings.endpoint.session_lease import SessionLease
+from tidings.client.endpoint import Endpoint
+from tidings.client.membership import Joined
+from tidings.client.publishing import prepare_chat
+from tidings.client.session_lease import SessionLease
 from tidings.errors import (
     AuthRevoked,
     DeniedError,

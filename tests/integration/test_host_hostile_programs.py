@@ -20,10 +20,10 @@ from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from tidings.admin import agents as agent_files
 from tidings.admin.identity import Identity, local_identity
+from tidings.client.host_proof import is_proven, prove
+from tidings.client.host_sockets import socket_path
 from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, NoSession, TidingsError, UsageError
 from tidings.host import http_api, http_server, routes_events, routes_operator, sessions
-from tidings.host.proof import is_proven, prove
-from tidings.host.sockets import socket_path
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.util.private_files import locked

@@ -29,6 +29,7 @@ from tidings.cli import examination, running
 from tidings.cli.host import look
 from tidings.cli.main import main
 from tidings.cli.options import Place
+from tidings.client.host_sockets import socket_path
 from tidings.errors import (
     ConflictError,
     HostRuns,
@@ -47,7 +48,6 @@ from tidings.host import http_api, http_server, program_presence, routes_events,
 from tidings.host.daemon import Daemon
 from tidings.host.http_api import MAX_BODY
 from tidings.host.registry import Scope
-from tidings.host.sockets import socket_path
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.util.database import Database

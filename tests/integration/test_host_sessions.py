@@ -18,6 +18,10 @@ from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from terminal import Terminal
 from tidings.admin.identity import local_identity
+from tidings.client import host_http
+from tidings.client.host_proof import prove
+from tidings.client.host_session_file import SessionFile
+from tidings.client.host_sockets import socket_path
 from tidings.errors import (
     ConfigError,
     DeniedError,
@@ -27,12 +31,9 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import http_client, routes_events, routes_mail, routes_operator, routes_space
+from tidings.host import routes_events, routes_mail, routes_operator, routes_space
 from tidings.host.daemon import Daemon
 from tidings.host.http_server import HostServer, PeerChecked, is_ours
-from tidings.host.proof import prove
-from tidings.host.session_file import SessionFile
-from tidings.host.sockets import socket_path
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.util.private_sockets import peer_uid
@@ -253,9 +254,9 @@ async def test_a_client_says_nothing_to_a_socket_of_another_user(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with daemon_in(pair.home.home):
-        monkeypatch.setattr("tidings.host.http_client.peer_uid", lambda _: os.geteuid() + 1)
+        monkeypatch.setattr("tidings.client.host_http.peer_uid", lambda _: os.geteuid() + 1)
         with pytest.raises(ConfigError, match="served by another user"):
-            await http_client.HostClient(pair.home.home).health()
+            await host_http.HostClient(pair.home.home).health()
 
 
 async def test_sessions_outlive_a_restart_and_their_files_are_private(pair: RealSpace, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from foreign import connect
-from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.incoming import DirectRef
-from tidings.endpoint.interface import Receipt
-from tidings.endpoint.mailbox import PendingAck, PendingAcks
+from tidings.client.endpoint import Endpoint
+from tidings.client.incoming import DirectRef
+from tidings.client.interface import Receipt
+from tidings.client.mailbox import PendingAck, PendingAcks
 from tidings.errors import UsageError
 from tidings.nats.jetstream_api import NO_END
 from tidings.testing.real_space import RealSpace

@@ -23,7 +23,7 @@ from carried_links import (
 )
 from linked_spaces import say
 from tidings.cli.main import main
-from tidings.endpoint.connecting import connect_directly
+from tidings.client.connect_direct import connect_directly
 from tidings.link.events import LinkEvent, RepairCompleted
 from tidings.link.worker import LinkWorker
 from tidings.testing.real_space import RealSpace

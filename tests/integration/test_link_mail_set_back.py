@@ -10,7 +10,7 @@ import pytest
 
 import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker
-from tidings.endpoint.connecting import connect_directly
+from tidings.client.connect_direct import connect_directly
 from tidings.link import mail_round, rounds
 from tidings.nats.aio import Connection
 from tidings.testing.real_space import RealSpace

@@ -12,8 +12,8 @@ import tidings
 from carried_links import LinkedSpaces, linked_spaces, worker, worker_process
 from coding_agents import coding_here, hosted
 from linked_spaces import unlinked
-from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.tasks import Job, TaskTicket
+from tidings.client.connect_direct import connect_directly
+from tidings.client.tasks import Job, TaskTicket
 from tidings.errors import BadSignature, DeniedError, PeerUnheard, TaskDead, TooLarge, UnknownPeer
 from tidings.link import rounds, task_round
 from tidings.steward import link_tasks

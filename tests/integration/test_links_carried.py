@@ -26,7 +26,7 @@ from tidings.admin.link_peers import LinkPeers
 from tidings.cli import link_words
 from tidings.cli.link_show import _status
 from tidings.cli.options import place
-from tidings.endpoint.connecting import connect_directly
+from tidings.client.connect_direct import connect_directly
 from tidings.errors import StewardUnreachable, StoreBusy, UsageError, WorkerUnreachable
 from tidings.link import engine, operations
 from tidings.link.engine import Mode

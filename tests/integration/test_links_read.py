@@ -10,8 +10,8 @@ import pytest
 import tidings
 from linking import OtherSpace, admit
 from tidings.admin.agents import AgentFile
-from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.notices import Gap
+from tidings.client.connect_direct import connect_directly
+from tidings.client.notices import Gap
 from tidings.errors import UnreachableError
 from tidings.steward.damage import Damage
 from tidings.steward.store_reading import read_store

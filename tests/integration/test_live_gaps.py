@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.endpoint import backfill, channels, live
-from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.notices import Gap
+from tidings.client import backfill, channels, live
+from tidings.client.connect_direct import connect_directly
+from tidings.client.notices import Gap
 from tidings.errors import StewardUnreachable
 from tidings.nats.jetstream_api import NO_END
 from tidings.server.config import MAX_PENDING, BrokerConfig

@@ -12,10 +12,10 @@ import pytest
 import tidings
 from daemons import daemon_in
 from terminal import Terminal
-from tidings.endpoint import message_json
+from tidings.client import message_json
+from tidings.client.host_endpoint import HostEndpoint
 from tidings.errors import AuthRevoked, DeniedError, HostUnreachable, OutcomeUnknown, TidingsError
 from tidings.host.daemon import running_pid
-from tidings.host.endpoint import HostEndpoint
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
@@ -70,7 +70,7 @@ async def test_a_row_that_cannot_be_read_here_is_told_stays_unread_and_holds_not
             raise KeyError("ts")
         return read(row)
 
-    monkeypatch.setattr("tidings.host.endpoint.read_message", reading)
+    monkeypatch.setattr("tidings.client.host_endpoint.read_message", reading)
     async with daemon_in(pair.home.home), at_the_host(pair, "bob") as bob, at_the_host(pair, "ada") as ada:
         bob.on("error", errors.append)
         for text in ("strange", "plain"):

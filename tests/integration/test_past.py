@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.incoming import Incoming
+from tidings.client.connect_direct import connect_directly
+from tidings.client.incoming import Incoming
 from tidings.errors import UsageError
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually

@@ -12,7 +12,7 @@ from duplicate_window import STREAM, forget_ids
 from foreign import connect
 from tidings.admin.agents import AgentFile
 from tidings.admin.identity import local_identity
-from tidings.endpoint.publishing import Kind, Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
+from tidings.client.publishing import Kind, Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import BrokerUnreachable, DeniedError, IdBurned, OutcomeUnknown, UsageError
 from tidings.nats.client import Connection
 from tidings.nats.core import Msg

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.endpoint import redelivery
-from tidings.endpoint.connecting import connect_directly
+from tidings.client import redelivery
+from tidings.client.connect_direct import connect_directly
 from tidings.errors import DeadLetter, LogFull, UsageError
 from tidings.nats.jetstream_api import ApiError
 from tidings.steward import backstop, dead_letters

@@ -7,8 +7,8 @@ import pytest
 
 import tidings
 from tidings.admin.agents import AgentFile
-from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.membership import MembershipChange
+from tidings.client.connect_direct import connect_directly
+from tidings.client.membership import MembershipChange
 from tidings.errors import ConflictError, StewardUnreachable
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
 from tidings.testing.waiting import eventually

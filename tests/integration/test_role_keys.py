@@ -24,7 +24,7 @@ from tidings.admin.invitations import Invitation
 from tidings.admin.inviting import Inviter, reach_of
 from tidings.admin.listening import announce_authority, change_authority, listen_on
 from tidings.admin.rotation import recall_voided, rotate_pipeline, rotate_steward
-from tidings.endpoint.connecting import connect_directly
+from tidings.client.connect_direct import connect_directly
 from tidings.errors import AuthRevoked, ConfigError, UnreachableError, UntrustedServer, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect
@@ -181,7 +181,7 @@ async def test_whoever_connected_since_it_was_announced_trusts_the_other_authori
 async def test_who_is_connected_learns_of_it_without_coming_back(
     listening: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.endpoint.remote_changes.ASK_AGAIN", 0.2)
+    monkeypatch.setattr("tidings.client.remote_changes.ASK_AGAIN", 0.2)
     ada = bundle(listening, "ada", tmp_path)
     async with connect_directly("main", bundle=ada):
         before = ada.read_text()

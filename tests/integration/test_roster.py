@@ -9,7 +9,7 @@ import pytest
 
 import tidings
 from tidings.admin.agents import AgentFile
-from tidings.endpoint.connecting import connect_directly
+from tidings.client.connect_direct import connect_directly
 from tidings.errors import AmbiguousPeer, Superseded, TidingsError, UnknownPeer
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually

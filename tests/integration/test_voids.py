@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.notices import Notice
+from tidings.client.connect_direct import connect_directly
+from tidings.client.notices import Notice
 from tidings.errors import ConnectionLost
 from tidings.steward.store_reading import read_store
 from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace

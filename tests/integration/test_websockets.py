@@ -17,8 +17,8 @@ import tidings
 from connect_proxy import ConnectProxy, connect_proxy
 from tidings.admin.inviting import reach_of
 from tidings.admin.listening import address_for
-from tidings.endpoint.connecting import connect_directly, find_identity
-from tidings.endpoint.connection_check import check_connection
+from tidings.client.connect_direct import connect_directly, find_identity
+from tidings.client.connection_check import check_connection
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UntrustedServer
 from tidings.nats.address import in_websocket, moved, parse_address, trusting
 from tidings.nats.aio import Connection

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import schema
-from tidings.endpoint.publishing import MSG_ID
+from tidings.client.publishing import MSG_ID
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire import signing
 from tidings.wire.ids import new_id

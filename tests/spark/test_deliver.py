@@ -9,7 +9,7 @@ import pytest
 from crowd import check, join, leave, read_all, say
 from linking import OtherSpace
 from tidings.admin.agents import AgentFile
-from tidings.endpoint.connecting import connect_directly
+from tidings.client.connect_direct import connect_directly
 from tidings.errors import TidingsError
 from tidings.model.projection import Verdict
 from tidings.nats import jwt

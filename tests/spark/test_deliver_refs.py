@@ -8,7 +8,7 @@ import pytest
 
 import tidings
 from crowd import AGENTS, Crowd, check, clients, join, leave, narrow, post_large, read_all, say
-from tidings.endpoint.connecting import connect_directly
+from tidings.client.connect_direct import connect_directly
 from tidings.errors import TidingsError
 from tidings.nats.jetstream_api import NO_END
 from tidings.pipeline import deliverer as rules

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidings.endpoint.mailbox import pull
+from tidings.client.mailbox import pull
 from tidings.nats.acks import ACK
 from tidings.pipeline.job import DeliverJob
 from tidings.pipeline.stream_job import JobSettings

@@ -15,8 +15,8 @@ NO_COMMANDS = ("__init__", "__main__", "error_page", "http_page", "operation_pag
 COMMANDS = sorted({path.stem for path in (ROOT / "src/tidings/cli").glob("*.py")} - {*NO_COMMANDS})
 WITHOUT_EXTRAS = (
     "tidings",
-    "tidings.connecting",
-    "tidings.host.endpoint",
+    "tidings.client.connect",
+    "tidings.client.host_endpoint",
     *(f"tidings.cli.{each}" for each in COMMANDS),
 )
 PROGRAM = """

@@ -13,7 +13,7 @@ from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, p
 from tidings.errors import UsageError
 
 if TYPE_CHECKING:
-    from tidings.endpoint.interface import AgentInterface
+    from tidings.client.interface import AgentInterface
 
 MODES = {
     "open": "everything wakes it",

@@ -25,13 +25,13 @@ from tidings.wire.ids import is_message_id, new_id
 
 if TYPE_CHECKING:
     from tidings.admin.identity import Identity
-    from tidings.endpoint.endpoint import Endpoint
-    from tidings.endpoint.interface import AgentInterface, Receipt
-    from tidings.host.endpoint import HostEndpoint
-    from tidings.host.http_client import HostClient
+    from tidings.client.endpoint import Endpoint
+    from tidings.client.host_endpoint import HostEndpoint
+    from tidings.client.host_http import HostClient
+    from tidings.client.host_session_file import SessionFile
+    from tidings.client.host_session_source import SessionSource
+    from tidings.client.interface import AgentInterface, Receipt
     from tidings.host.outbox_file import OutboxFile
-    from tidings.host.session_file import SessionFile
-    from tidings.host.session_source import SessionSource
 
 T = TypeVar("T")
 DirectOption = Annotated[bool, typer.Option("--direct", help="Go to the space without the host.")]
@@ -69,7 +69,7 @@ def act_at_host(where: Place, doing: Callable[[HostEndpoint], Awaitable[T]], *, 
     """The same for what only a host can do: HostUnreachable if none runs."""
 
     async def run() -> T:
-        from tidings.connecting import required_host
+        from tidings.client.connect import required_host
 
         host = await required_host(where.home.home)
         _note_mismatch(host)
@@ -84,7 +84,7 @@ def ask_host(home: Path, doing: Callable[[HostClient], Awaitable[T]]) -> T:
     """What a program of this user may ask of the host without being an agent."""
 
     async def run() -> T:
-        from tidings.connecting import required_host
+        from tidings.client.connect import required_host
 
         host = await required_host(home)
         _note_mismatch(host)
@@ -100,7 +100,7 @@ def ask_host(home: Path, doing: Callable[[HostClient], Awaitable[T]]) -> T:
 async def direct_session(where: Place, **options: Any) -> AsyncIterator[Endpoint]:
     """A command that only sends and looks does not take the receiving session from a program that has it, and is over
     before anybody who saw it could answer."""
-    from tidings.connecting import connect
+    from tidings.client.connect import connect
 
     where.check()
     wanted = {"receive": False, "presence": False, **options}
@@ -117,7 +117,7 @@ async def host_session(
 
     A host may go away between two questions: nothing was handed to it yet, so nothing is lost without it.
     """
-    from tidings.host.session_source import ProvenSession
+    from tidings.client.host_session_source import ProvenSession
 
     host = None if direct else await _host_if_any(where.home.home)
     if host is None:
@@ -142,8 +142,8 @@ async def host_session(
 
 
 def _session_at(host: HostClient, where: Place, source: SessionSource) -> HostEndpoint:
-    from tidings.connecting import required_host
-    from tidings.host.endpoint import HostEndpoint
+    from tidings.client.connect import required_host
+    from tidings.client.host_endpoint import HostEndpoint
 
     first = [host]
 
@@ -154,8 +154,8 @@ def _session_at(host: HostClient, where: Place, source: SessionSource) -> HostEn
 
 
 async def _host_if_any(home: Path) -> HostClient | None:
-    from tidings.connecting import host_process
-    from tidings.host.http_client import HostClient
+    from tidings.client.connect import host_process
+    from tidings.client.host_http import HostClient
 
     host = await HostClient.find(home)
     if host is not None:
@@ -185,8 +185,8 @@ class KeptSession:
         self.where, self.receive = where, receive
 
     async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:
-        from tidings.host.session_file import own_file
-        from tidings.host.session_source import open_session
+        from tidings.client.host_session_file import own_file
+        from tidings.client.host_session_source import open_session
 
         own = own_file(self.where.home.home, self.where.home.name, self.where.agent)
         for path in (_named(self.where), own):
@@ -199,8 +199,8 @@ class KeptSession:
 
     def _read(self, path: Path, host: HostClient) -> SessionFile | None:
         """The session in a file, if it is of this agent as it is now; whether it lasts, its first request tells."""
-        from tidings.host.session_file import SessionFile
-        from tidings.host.session_source import usable
+        from tidings.client.host_session_file import SessionFile
+        from tidings.client.host_session_source import usable
 
         if not path.exists():
             return None
@@ -215,7 +215,7 @@ class KeptSession:
 
 def _named(where: Place) -> Path | None:
     """The session this program was told of, if it is there and of the agent that acts."""
-    from tidings.host.session_file import VARIABLE, SessionFile, named_file
+    from tidings.client.host_session_file import VARIABLE, SessionFile, named_file
 
     path = named_file()
     if path is None:
@@ -233,7 +233,7 @@ def _named(where: Place) -> Path | None:
 
 def outbox_in_file(where: Place) -> OutboxFile | None:
     """The outbox as a host left it behind, if none runs."""
-    from tidings.connecting import host_process
+    from tidings.client.connect import host_process
 
     home, space_id = where.home.home, where.space_id
     if host_process(home) is not None or not (home / "host.db").exists():

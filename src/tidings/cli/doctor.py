@@ -149,8 +149,8 @@ def connection(
     """
     from dataclasses import asdict
 
-    from tidings.endpoint.connecting import find_identity
-    from tidings.endpoint.connection_check import Step, check_connection
+    from tidings.client.connect_direct import find_identity
+    from tidings.client.connection_check import Step, check_connection
 
     async def steps() -> list[Step]:
         where = place(space, home, agent)

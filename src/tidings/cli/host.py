@@ -113,7 +113,7 @@ def _say_it_runs(home: Path, pid: int, how: str = "") -> None:
 
 def _answering(home: Path) -> int | None:
     """The process of the host that answers, if one does."""
-    from tidings.host.http_client import HostClient
+    from tidings.client.host_http import HostClient
 
     async def ask() -> int | None:
         host = await HostClient.find(home)
@@ -126,7 +126,7 @@ def _answering(home: Path) -> int | None:
 
 async def _status(home: Path) -> tuple[dict[str, Any], str | None] | None:
     """What the host says of itself, and whether it is of another release; None if it does not answer."""
-    from tidings.host.http_client import HostClient
+    from tidings.client.host_http import HostClient
 
     host = await HostClient.find(home)
     if host is None:

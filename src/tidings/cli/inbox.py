@@ -34,7 +34,7 @@ from tidings.wire.names import unmarked
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-    from tidings.host.endpoint import HostEndpoint
+    from tidings.client.host_endpoint import HostEndpoint
     from tidings.host.mailbox import LocalInbox
     from tidings.wire.keys import KeyPair
 
@@ -257,7 +257,7 @@ async def _take_back(agent: HostEndpoint, where: Place) -> StoreError | None:
 
 async def _agent_id(agent: HostEndpoint, named: str | None) -> str | None:
     """Who is meant, found once: what comes is told apart by the id of its sender."""
-    from tidings.endpoint.directory import resolve_among
+    from tidings.client.directory import resolve_among
     from tidings.wire.names import is_agent_id
 
     if named is None or is_agent_id(named):

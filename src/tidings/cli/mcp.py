@@ -17,8 +17,8 @@ from tidings.cli.options import HomeOption, Place, SpaceOption, place
 from tidings.errors import HostUnreachable, PrerequisiteMissing, UsageError
 
 if TYPE_CHECKING:
-    from tidings.host.http_client import HostClient
-    from tidings.host.session_source import SessionSource
+    from tidings.client.host_http import HostClient
+    from tidings.client.host_session_source import SessionSource
 
 START_WITHIN = 30.0
 SOMEBODY_ELSES = 2.0
@@ -55,7 +55,7 @@ def mcp(
       tidings mcp --bundle ada.tidings.json
     """
     try:
-        from tidings.host.endpoint import HostEndpoint
+        from tidings.client.host_endpoint import HostEndpoint
         from tidings.mcp.server import serve
     except ImportError as error:
         raise PrerequisiteMissing(f"{error.name} is not installed: pip install 'tidings[host,mcp]'") from error
@@ -78,7 +78,7 @@ def mcp(
 
 async def _own(where: Place, bundle: Path | None) -> SessionSource:
     from tidings.admin.identity import Identity, bundle_identity, local_identity
-    from tidings.host.session_source import ProvenSession
+    from tidings.client.host_session_source import ProvenSession
 
     async def identity() -> Identity:
         return bundle_identity(bundle.absolute()) if bundle else await local_identity(where.home, where.agent)
@@ -89,8 +89,8 @@ async def _own(where: Place, bundle: Path | None) -> SessionSource:
 
 def borrowed(path: Path, agent: str | None) -> SessionSource:
     """The session of a file, if it is of this agent."""
-    from tidings.host.session_file import SessionFile
-    from tidings.host.session_source import BorrowedSession
+    from tidings.client.host_session_file import SessionFile
+    from tidings.client.host_session_source import BorrowedSession
 
     name = SessionFile.read(path).name
     if agent is not None and name != agent:
@@ -103,8 +103,8 @@ async def running_host(home: Path) -> HostClient:
 
     Whether there is one its lock decides: a host that is busy, or just starting, is waited for.
     """
+    from tidings.client.host_http import HostClient
     from tidings.host.daemon import running_pid
-    from tidings.host.http_client import HostClient
 
     found = await HostClient.find(home)
     if found is not None:

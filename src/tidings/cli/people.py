@@ -27,7 +27,7 @@ from tidings.errors import TidingsError, UnreachableError, UsageError
 from tidings.wire.states import READER_STAGES, ReceiptStage
 
 if TYPE_CHECKING:
-    from tidings.endpoint.interface import AgentInterface, Receipt
+    from tidings.client.interface import AgentInterface, Receipt
     from tidings.wire.roster import Agent
 
 KINDS = {"chat": "message", "dm": "direct message", "task": "task"}

@@ -31,10 +31,10 @@ from tidings.wire.ids import is_message_id
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
-    from tidings.endpoint.incoming import Incoming
-    from tidings.endpoint.interface import AgentInterface, Receipt
-    from tidings.endpoint.membership import Joined
-    from tidings.endpoint.notices import Notice
+    from tidings.client.incoming import Incoming
+    from tidings.client.interface import AgentInterface, Receipt
+    from tidings.client.membership import Joined
+    from tidings.client.notices import Notice
 
 WholeOption = Annotated[bool, typer.Option("--whole", help="Do not cut long texts on a terminal.")]
 ReplyOption = Annotated[str | None, typer.Option("--reply-to", help="Id of the message this answers.", metavar="ID")]
@@ -283,7 +283,7 @@ def show_notice(notice: Notice, *, as_json: bool) -> None:
 
 def show_message(message: Incoming, *, as_json: bool) -> None:
     """One message: a line of JSON, or a line for people. What others wrote is shown as data, control characters out."""
-    from tidings.endpoint.message_json import SAID, message_json, sender_json
+    from tidings.client.message_json import SAID, message_json, sender_json
 
     if as_json:
         facts = message_json(message)

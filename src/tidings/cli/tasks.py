@@ -30,8 +30,8 @@ from tidings.wire.ids import is_message_id
 from tidings.wire.states import TaskStatus
 
 if TYPE_CHECKING:
-    from tidings.endpoint.interface import AgentInterface
-    from tidings.endpoint.tasks import TaskResult, TaskTicket
+    from tidings.client.interface import AgentInterface
+    from tidings.client.tasks import TaskResult, TaskTicket
 
 app = typer.Typer(no_args_is_help=True, help="Tasks that nobody could finish: look at them, try again, drop them.")
 WaitOption = Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.", callback=duration)]
@@ -84,7 +84,7 @@ def ask(
             if agent.via == "direct":  # asking again would make a second task, so say which one there is
                 raise type(error)(f"task {ticket.id} is queued, but nobody tells how it goes: {error}") from error
             output.say(f"note: task {ticket.id} is stored, but nobody tells how it goes: {error}")
-            from tidings.endpoint.tasks import TaskResult
+            from tidings.client.tasks import TaskResult
 
             return ticket, TaskResult("stored")
 
@@ -127,7 +127,7 @@ def result(
 
 
 def _facts_of(task: str, found: TaskResult) -> dict[str, Any]:
-    from tidings.endpoint.message_json import result_json
+    from tidings.client.message_json import result_json
 
     return {name: value for name, value in result_json(task, found).items() if name != "worker_id"}
 

@@ -24,7 +24,7 @@ from tidings.cli.tasks import on_a_line
 from tidings.errors import ConflictError, HostUnreachable, OutcomeUnknown, UnknownMessage
 
 if TYPE_CHECKING:
-    from tidings.endpoint.tasks import Job
+    from tidings.client.tasks import Job
 
 OUTPUT_CHARACTERS = 60_000
 Facts = dict[str, Any]
@@ -100,7 +100,7 @@ async def _each_task(where: Place, role: str, *, direct: bool) -> AsyncGenerator
 
 
 def _facts_of(job: Job) -> Facts:
-    from tidings.endpoint.message_json import job_json
+    from tidings.client.message_json import job_json
 
     facts = job_json(job)
     return {name: facts[name] for name in TOLD}

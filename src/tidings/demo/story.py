@@ -20,7 +20,7 @@ from tidings.util.task_ends import end_tasks
 if TYPE_CHECKING:
     from tidings.admin.home import SpaceHome
     from tidings.admin.session import Session
-    from tidings.endpoint.notices import Notice
+    from tidings.client.notices import Notice
     from tidings.testing.processes import Child
 
 PATIENCE = 15.0

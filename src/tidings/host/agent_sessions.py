@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tidings.endpoint.endpoint import Endpoint
+from tidings.client.endpoint import Endpoint
 from tidings.errors import AuthRevoked, ConfigError, Reconnecting, TidingsError, UnreachableError
 from tidings.util.backoff import Backoff
 from tidings.util.private_files import read_private, write_private

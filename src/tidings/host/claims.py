@@ -16,8 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.tasks import LONG_POLL, Job
+from tidings.client.endpoint import Endpoint
+from tidings.client.tasks import LONG_POLL, Job
 from tidings.errors import TidingsError, UnknownMessage
 from tidings.host.registry import Scope
 from tidings.host.sessions import HostSession

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import msgspec
 
 from tidings.admin.identity import Identity
-from tidings.endpoint.directory import address_task, check_takes_mail, each_once, resolve_among, speaking_as
-from tidings.endpoint.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
+from tidings.client.directory import address_task, check_takes_mail, each_once, resolve_among, speaking_as
+from tidings.client.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import MalformedMessage, TidingsError, TooLarge, UnknownPeer, UsageError
 from tidings.host.fingerprint import Kind, fingerprint_of
 from tidings.host.outbox_views import OutboxRow

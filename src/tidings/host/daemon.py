@@ -21,6 +21,7 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from tidings.client.host_sockets import socket_path
 from tidings.errors import HostRuns, SpaceBusy, TidingsError
 from tidings.host.claims import Claims
 from tidings.host.host import Host
@@ -28,7 +29,6 @@ from tidings.host.http_api import AppState, application
 from tidings.host.http_server import HostServer, PeerChecked
 from tidings.host.mailbox import HOST_PATIENCE, held_mail
 from tidings.host.sessions import Sessions
-from tidings.host.sockets import socket_path
 from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.util.private_files import lock_holder, lock_pid, locked, private_dir
 from tidings.util.private_sockets import bind

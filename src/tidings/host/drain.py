@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from tidings.endpoint.publishing import STREAMS, Kind, Prepared, Stored
+from tidings.client.publishing import STREAMS, Kind, Prepared, Stored
 from tidings.errors import IdBurned, OutcomeUnknown, StoreError, TidingsError, UnreachableError
 from tidings.host.duplicate_check import DuplicateCheck, first_tried
 from tidings.host.outbox import Lane, Leased, LogPosition, OutboxRow, OutboxStore

@@ -14,7 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Protocol
 
-from tidings.endpoint.publishing import Kind
+from tidings.client.publishing import Kind
 from tidings.errors import NotLookedFor, UnreachableError, UsageError
 from tidings.host.outbox import Lane, OutboxRow, OutboxStore
 from tidings.host.outbox_views import COLUMNS, as_row

@@ -24,10 +24,10 @@ from pathlib import Path
 
 from tidings.admin.home import SpaceHome
 from tidings.admin.identity import Identity
-from tidings.endpoint.directory import resolve_among
-from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.interface import Receipt
-from tidings.endpoint.roster import Roster
+from tidings.client.directory import resolve_among
+from tidings.client.endpoint import Endpoint
+from tidings.client.interface import Receipt
+from tidings.client.roster import Roster
 from tidings.errors import (
     AmbiguousPeer,
     AuthRevoked,

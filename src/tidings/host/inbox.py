@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from tidings.endpoint.notices import Notice
-from tidings.endpoint.state_file import KeptAs
+from tidings.client.notices import Notice
+from tidings.client.state_file import KeptAs
 from tidings.util.database import Database
 from tidings.wire.names import TIDINGS
 from tidings.wire.states import ReceiptStage

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tidings.admin.identity import Identity
 from tidings.admin.settings import Settings
-from tidings.endpoint.endpoint import Endpoint
+from tidings.client.endpoint import Endpoint
 from tidings.errors import AuthRevoked, HostRuns, SpaceBusy
 from tidings.host.agent_sessions import HeldNumber
 from tidings.host.directory import names_in

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.publishing import Kind, Prepared, Stored
+from tidings.client.endpoint import Endpoint
+from tidings.client.publishing import Kind, Prepared, Stored
 from tidings.errors import AuthRevoked, Reconnecting, TidingsError
 from tidings.host.agent_sessions import AgentSession
 

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.incoming import DirectRef, Incoming
-from tidings.endpoint.notices import Notice, of_inbox_set_back, of_refused_channel
-from tidings.endpoint.read_state import ReadState
-from tidings.endpoint.state_file import KeptAs
+from tidings.client.endpoint import Endpoint
+from tidings.client.incoming import DirectRef, Incoming
+from tidings.client.notices import Notice, of_inbox_set_back, of_refused_channel
+from tidings.client.read_state import ReadState
+from tidings.client.state_file import KeptAs
 from tidings.errors import (
     AuthRevoked,
     DeniedError,

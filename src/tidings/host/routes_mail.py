@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tidings.endpoint.directory import resolve_among
+from tidings.client.directory import resolve_among
 from tidings.errors import UsageError
 from tidings.host import serialise
 from tidings.host.compose import MAX_BODY, SendRequest, read_request

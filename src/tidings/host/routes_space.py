@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.message_json import job_json, message_json, result_json
-from tidings.endpoint.tasks import Job, TaskResult
+from tidings.client.endpoint import Endpoint
+from tidings.client.message_json import job_json, message_json, result_json
+from tidings.client.tasks import Job, TaskResult
 from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, StewardUnreachable, UnreachableError, UsageError
 from tidings.host import serialise
 from tidings.host.claims import SILENCE

@@ -1,6 +1,6 @@
 """Rows of the outbox and the inbox as JSON, for programs and for files that are read without a host.
 
-What a message says is written as everywhere (`endpoint/message_json.py`); here are the fields that only rows have.
+What a message says is written as everywhere (`client/message_json.py`); here are the fields that only rows have.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tidings.endpoint.message_json import content_json, moment, sender_json
+from tidings.client.message_json import content_json, moment, sender_json
 from tidings.errors import WireError
 from tidings.host.inbox import Aside, InboxRow
 from tidings.host.outbox_views import OutboxRow

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 
-from tidings.endpoint.message_json import Json
+from tidings.client.message_json import Json
 from tidings.mcp.ids import short
 from tidings.mcp.presenting import Fence, neutral, neutral_data, on_a_line, quoted, shortened
 from tidings.mcp.schemas import plain

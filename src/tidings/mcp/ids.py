@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-from tidings.endpoint.interface import Agents
-from tidings.endpoint.message_json import Json
+from tidings.client.host_endpoint import HostEndpoint
+from tidings.client.interface import Agents
+from tidings.client.message_json import Json
 from tidings.errors import UnknownMessage, UnknownPeer, UsageError
-from tidings.host.endpoint import HostEndpoint
 from tidings.wire.ids import is_message_id
 from tidings.wire.names import is_agent_id
 

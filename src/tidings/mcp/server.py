@@ -27,8 +27,8 @@ from mcp.server.stdio import stdio_server
 from mcp_types import CallToolResult, InputRequiredResult
 from pydantic import BaseModel, ValidationError
 
+from tidings.client.host_endpoint import HostEndpoint
 from tidings.errors import TidingsError
-from tidings.host.endpoint import HostEndpoint
 from tidings.mcp.advice import advice, meant, sentence, wrong_arguments
 from tidings.mcp.answers import refusal
 from tidings.mcp.presenting import on_a_line

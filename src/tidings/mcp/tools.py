@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
-from tidings.endpoint.interface import Receipt
-from tidings.endpoint.message_json import Json, job_json, message_json
-from tidings.endpoint.tasks import Job
+from tidings.client.host_endpoint import HostEndpoint
+from tidings.client.interface import Receipt
+from tidings.client.message_json import Json, job_json, message_json
+from tidings.client.tasks import Job
 from tidings.errors import AuthRevoked, OutcomeUnknown, UnknownMessage, UnreachableError, UsageError
-from tidings.host.endpoint import HostEndpoint
 from tidings.mcp import answers, words
 from tidings.mcp.advice import advice
 from tidings.mcp.answers import in_words, message_of, result

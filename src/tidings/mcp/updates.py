@@ -17,9 +17,9 @@ from urllib.parse import quote
 from mcp.server.subscriptions import ResourceUpdated
 from mcp.server.subscriptions import ServerEvent as Change
 
+from tidings.client.host_endpoint import HostEndpoint
+from tidings.client.host_http import ServerEvent
 from tidings.errors import TidingsError
-from tidings.host.endpoint import HostEndpoint
-from tidings.host.http_client import ServerEvent
 from tidings.mcp.ids import short
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks

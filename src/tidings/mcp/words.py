@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidings.endpoint.interface import Left
-from tidings.endpoint.message_json import Json
+from tidings.client.interface import Left
+from tidings.client.message_json import Json
 from tidings.mcp import answers
 from tidings.mcp.answers import in_words
 from tidings.mcp.ids import short

@@ -11,7 +11,7 @@ keys from texts; it stays with the writer, and losing it only changes names. A r
 key opens the bytes it belongs to and no others, and a reference with any other field does not open them.
 
 Small blocks and blocks for one reader are cheaper inside the frame (`is_by_reference`). Where sealed blocks lie is
-`Subjects.block`; how they are fetched is `endpoint/block_reader.py`'s part.
+`Subjects.block`; how they are fetched is `client/block_reader.py`'s part.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidings.admin.identity import Identity
-from tidings.endpoint.publishing import Prepared
+from tidings.client.publishing import Prepared
 from tidings.errors import (
     AmbiguousPeer,
     DeniedError,

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from hosted import draft
-from tidings.endpoint.publishing import Kind, Prepared, Stored
+from tidings.client.publishing import Kind, Prepared, Stored
 from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull, UsageError
 from tidings.host import drain as drains
 from tidings.host import duplicate_check

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tidings.client.host_proof import is_proven, proof_bytes, prove
 from tidings.errors import UsageError
-from tidings.host.proof import is_proven, proof_bytes, prove
 from tidings.host.sessions import CHALLENGE_SECONDS, Challenges
 from tidings.wire.keys import KeyPair
 from tidings.wire.signing import KINDS, signed_bytes

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hosted import NOW, arrival, break_trigger, mend_trigger
-from tidings.endpoint.notices import Notice
+from tidings.client.notices import Notice
 from tidings.errors import StoreBroken
 from tidings.host import inbox as module
 from tidings.host.inbox import Bound, InboxStore, Wanted

@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
-from tidings.endpoint.endpoint import Endpoint
-from tidings.endpoint.notices import Notice
+from tidings.client.endpoint import Endpoint
+from tidings.client.notices import Notice
 from tidings.errors import StoreBroken, StoreError, StoreFull
 from tidings.host.inbox import InboxStore
 from tidings.host.receiver import Receiver

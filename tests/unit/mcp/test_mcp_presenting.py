@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fake_agent import ADA, BOB, FakeAgent, message
+from tidings.client.host_endpoint import HostEndpoint
 from tidings.errors import UnknownPeer
-from tidings.host.endpoint import HostEndpoint
 from tidings.mcp.answers import in_words, message_of
 from tidings.mcp.ids import Ids, short
 from tidings.mcp.presenting import Fence, neutral, neutral_data, quoted, shortened

@@ -20,9 +20,9 @@ from mcp_types import CallToolResult, TextResourceContents
 from fake_agent import ADA, FakeAgent, channel, message
 from scripted_host import TASK, ScriptedHost, at
 from tidings import errors
-from tidings.endpoint.tasks import TaskResult
-from tidings.host.endpoint import HostEndpoint
-from tidings.host.http_client import Json
+from tidings.client.host_endpoint import HostEndpoint
+from tidings.client.host_http import Json
+from tidings.client.tasks import TaskResult
 from tidings.mcp import tools
 from tidings.mcp.advice import NEXT, advice
 from tidings.mcp.ids import short

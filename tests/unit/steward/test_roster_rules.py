@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.endpoint.directory import resolve_among
+from tidings.client.directory import resolve_among
 from tidings.errors import AmbiguousPeer, UnknownPeer, UsageError
 from tidings.steward.roster import SESSIONS_KEPT, RosterTable, pages
 from tidings.wire.keys import KeyPair

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.linking import Linker
-from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.endpoint import Endpoint
+from tidings.client.connect_direct import connect_directly
+from tidings.client.endpoint import Endpoint
 from tidings.errors import WireError
 from tidings.link import ledger as books
 from tidings.link.carrying import CarriedLink

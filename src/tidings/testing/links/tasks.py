@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from tidings.endpoint.connecting import connect_directly
-from tidings.endpoint.endpoint import Endpoint
+from tidings.client.connect_direct import connect_directly
+from tidings.client.endpoint import Endpoint
 from tidings.errors import TidingsError
 from tidings.testing.links.peer import LINK
 from tidings.testing.links.stage import LinkStage

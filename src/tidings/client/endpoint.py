@@ -1,0 +1,669 @@
+"""The endpoint: what an agent holds.
+
+    async with tidings.connect("main", name="ada", channels=["general"]) as ada:
+        await ada.send("general", "hello", mentions=["bob"])
+        async for message in ada.messages():
+            print(message.sender.name, message.text)
+
+It joins, sends, receives and reconnects by itself, and surfaces each message once. Sending answers when the log has
+the message (`confirmed`); whatever cannot be known is said as `OutcomeUnknown`, never guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tidings.admin.identity import Identity
+from tidings.client import notices
+from tidings.client.backfill import LogReader, Reached
+from tidings.client.channels import Channels
+from tidings.client.connection import AgentConnection, State
+from tidings.client.direct_mailbox import DirectMailbox
+from tidings.client.directory import NameDirectory, check_takes_mail, speaking_as
+from tidings.client.frame_mailbox import FrameMailbox
+from tidings.client.incoming import DirectRef, Events, Inbox, Incoming, Past, wakes
+from tidings.client.interface import AgentInterface, Agents, Left, Receipt
+from tidings.client.links import LinkTable
+from tidings.client.membership import Joined
+from tidings.client.presence import Presence
+from tidings.client.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
+from tidings.client.read_state import ReadState
+from tidings.client.receipts import tell, wait_for_stage
+from tidings.client.records import Dedup, LiveRecord, RecordOpener
+from tidings.client.redelivery import Redelivery, Retry
+from tidings.client.remote_changes import AccessWatch, MembershipWatch
+from tidings.client.roster import Roster
+from tidings.client.session_lease import SessionLease
+from tidings.client.tasks import Job, TaskResult, Tasks, TaskTicket
+from tidings.errors import (
+    ConnectionLost,
+    DeliveryLost,
+    DeniedError,
+    LogRegressed,
+    Superseded,
+    TidingsError,
+    UsageError,
+)
+from tidings.util.task_ends import end_tasks
+from tidings.wire import message as wire
+from tidings.wire.message import Mention, Message, Part, Sender, check_list, check_said
+from tidings.wire.names import check_channel, is_agent_id, unmarked
+from tidings.wire.roster import Agent, Level, Mode, Status
+from tidings.wire.states import ReceiptStage
+
+SAVE_EVERY = 0.5
+#: channels that are joined at a time when an endpoint opens
+JOINS_AT_ONCE = 8
+#: opening waits so long for the roster; a steward that is away is not waited for
+ROSTER_PATIENCE = 2.0
+T = TypeVar("T")
+
+
+class Endpoint(AgentInterface):
+    """One agent's session. Made by `tidings.connect`; use it as an async context manager."""
+
+    via = "direct"
+
+    def __init__(
+        self,
+        identity: Callable[[], Any],
+        *,
+        channels: Sequence[str] = (),
+        state: Path | None = None,
+        inbox: int = 512,
+        ping_interval: float = 5.0,
+        role: str | None = None,
+        receive: bool = True,
+        backfill: int = 0,
+        retry: Retry | None = None,
+        presence: bool = True,
+        beat: float | None = None,
+    ) -> None:
+        check_list(channels, "channels", "'general'")
+        self._retry = retry or Retry()
+        self._attends, self._beat_every = presence, beat
+        self._find_identity = identity
+        self._boot_channels = tuple(channels)
+        self._boot_backfill = backfill
+        self._state_path = state
+        self._ping_interval = ping_interval
+        self._role = role
+        #: the row of the roster it was made of, and how this agent signs
+        self._speaks_as: tuple[Agent | None, Sender] | None = None
+        self._receives = receive
+        self._saver: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self.inbox = Inbox(inbox)
+        self.events = Events()
+        self.events.on_inner("gap", lambda gap: self.events.emit("notice", notices.of_gap(gap)))
+        self.events.on_inner("error", self._notice_loss)
+        #: ids of what this program was told of damage: every snapshot has all of it again
+        self._told_damage: set[str] = set()
+        #: surfacing a direct message tells its sender `delivered`; whoever keeps mail durably tells it itself
+        self.tells_delivered = True
+        #: given the bytes of a direct message or frame that does not open, and why, before the broker may forget it
+        self.keep_aside: Callable[[bytes, str], Awaitable[None]] | None = None
+        #: receive only in the place of the session of this number, which ended; None: in anybody's
+        self.receives_after: int | None = None
+        #: go on with the receiving session of this number, unless there is a newer one
+        self.resumes_session: int | None = None
+        #: hear the number of the receiving session
+        self.on_session_number: Callable[[int], None] | None = None
+
+    # --- life ---
+
+    async def open(self) -> None:
+        self.identity: Identity = await self._find_identity()
+        self.connection = AgentConnection(self.identity, ping_interval=self._ping_interval, on_state=self._on_state)
+        self.roster = Roster(self.connection, self.events.emit)
+        self.directory = NameDirectory(self.connection, self.roster.rows, self.roster.left)
+        self._announcing: set[asyncio.Task[None]] = set()
+        self.session = SessionLease(
+            self.connection, self.roster, self._report, after=self.receives_after, resumes=self.resumes_session
+        )
+        self.session.on_number = self.on_session_number
+        self.presence = Presence(
+            self.connection, self.roster, self.session.session, attending=self._attends, every=self._beat_every
+        )
+        self.links = LinkTable(self.connection)
+        self.roster.on_links.append(self.links.hear)
+        self.opener = RecordOpener(self.identity.subjects, self.identity.space_id, self.links)
+        self.read_state = ReadState(self._state_path)
+        self.read_state.save()  # an empty memory is one too: what comes after it is known to be new
+        dedup = Dedup(self.identity.id, self.read_state, self.opener.refused, self._surface_channel)
+        self._log = LogReader(self.connection, self.opener)
+        self._channels = Channels(
+            self.connection,
+            self.opener,
+            self.read_state,
+            self._log,
+            dedup,
+            self.inbox.wait_for_room,
+            self.events.emit,
+        )
+        self.roster.on_epoch += [
+            self.connection.follow_epoch,
+            self.links.follow_epoch,
+            self._channels.follow_epoch,
+        ]
+        self.roster.on_damage.append(self._tell_damage)
+        self._membership_watch = MembershipWatch(
+            self.connection, self.roster, self._channels, lambda: self._frames.begun
+        )
+        self._access = AccessWatch(self.connection, self.roster, self._channels, self.events.emit)
+        self._publisher = Publisher(self.connection, self._access)
+        self.redelivery = Redelivery(self, self._retry)
+        self._direct = DirectMailbox(self)
+        self._frames = FrameMailbox(self, self._channels)
+        self.session.on_taken = self._frames.expect
+        self._tasks = Tasks(self, self._compose)
+        try:
+            await self.connection.start()
+            self._access.begin()
+            self.presence.start()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROSTER_PATIENCE):
+                    await self.roster.asked.wait()
+            await self._join_all(self._boot_channels)
+        except BaseException:
+            await self.close()
+            raise
+        self._saver = asyncio.create_task(self._save_now_and_then())
+
+    async def _join_all(self, channels: Sequence[str]) -> list[Joined]:
+        """Join several at a time, answers in their order. The first that is refused ends it, and is what is raised."""
+        if not channels:
+            return []
+        await self._start_receiving()  # one session for all of them
+        turns = asyncio.Semaphore(JOINS_AT_ONCE)
+
+        async def join(channel: str) -> Joined:
+            async with turns:
+                return await self.join(channel, backfill=self._boot_backfill)
+
+        joining = [asyncio.create_task(join(channel)) for channel in dict.fromkeys(channels)]
+        try:
+            return await asyncio.gather(*joining)
+        finally:
+            await end_tasks(joining)
+
+    async def close(self) -> None:
+        """Stop receiving. This is not leaving: memberships stay, and what is owed keeps being owed."""
+        await end_tasks([self._saver])
+        if self._stopping is not None:
+            await asyncio.gather(self._stopping, return_exceptions=True)
+        await self.redelivery.close()
+        await self._access.close()
+        await self._membership_watch.close()
+        await self._tasks.close()
+        await self._channels.close()
+        await self._frames.close()
+        await self._direct.close()
+        await self._direct.watch.close()
+        await self.session.close()
+        await self.links.close()
+        await self.presence.close()
+        await self.roster.close()
+        await end_tasks(self._announcing)
+        await self.directory.close()
+        await self.connection.stop()
+        self.read_state.close()
+        self.inbox.close(asyncio.CancelledError())
+
+    async def _save_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_EVERY)
+            self.read_state.save()
+
+    def _on_state(self, state: State, error: BaseException | None) -> None:
+        self.events.emit("connection", state)
+        if error is not None:
+            self.events.emit("error", error)
+
+    def _notice_loss(self, error: BaseException) -> None:
+        if isinstance(error, DeliveryLost):
+            self.events.emit("notice", notices.of_loss(error))
+        elif isinstance(error, LogRegressed):
+            self.events.emit("notice", notices.of_regress(error))
+
+    def _tell_damage(self, row: dict[str, Any]) -> None:
+        notice = notices.of_damage(row)
+        if notice.id not in self._told_damage:
+            self._told_damage.add(notice.id)
+            self.events.emit("notice", notice)
+
+    def _report(self, event: str, value: Any) -> None:
+        if event == "superseded":
+            self.inbox.close(Superseded(f"a newer session of {self.name} receives now; this one can still send"))
+            self._stopping = asyncio.create_task(self._stop_receiving())
+        self.events.emit(event, value)
+
+    async def _stop_receiving(self) -> None:
+        await self.redelivery.close()
+        await self._channels.stop()
+        await self._frames.close()
+        await self._direct.close()
+
+    async def resolve(self, name: str) -> Agent:
+        """The agent that is meant by an id or a name."""
+        return await self.roster.find(name)
+
+    async def _agent_id(self, to: str) -> str:
+        return to if is_agent_id(to) else (await self.resolve(to)).id
+
+    async def _reader_id(self, to: str) -> str:
+        """Of whoever a direct message is to; DeniedError if none may go there."""
+        row = self.roster.get(to) if is_agent_id(to) else await self.resolve(to)
+        return check_takes_mail(row).id if row is not None else to
+
+    @property
+    def id(self) -> str:
+        return self.identity.id
+
+    @property
+    def name(self) -> str:
+        return self.identity.name
+
+    @property
+    def space(self) -> str:
+        return self.identity.subjects.space
+
+    @property
+    def state(self) -> State:
+        return self.connection.state
+
+    @property
+    def incarnation(self) -> str | None:
+        """The run of the broker this endpoint is connected to; None while it is not."""
+        connection = self.connection
+        return connection.incarnation_of(connection.current) if connection.state == "ready" else None
+
+    async def prove(self, timeout: float = 5.0) -> str:
+        """A round trip to the broker now; the answer is which process answered it."""
+        return await self.connection.prove(timeout)
+
+    def reconnect(self) -> None:
+        """Rebuild the connection now."""
+        self.connection.reconnect()
+
+    def on(self, event: str, callback: Callable[[Any], Any]) -> None:
+        """Call back on an event: one of `Events.NAMES`, such as message, error, gap, notice, membership or receipt.
+
+        The first callback of `notice`, `gap` and `error` is given what told of a loss before it, as while connecting.
+        """
+        self.events.on(event, callback)
+        if event == "receipt" and hasattr(self, "_direct"):
+            self._direct.watch.listen()
+        if event == "notice" and hasattr(self, "_direct") and self._frames.begun:
+            self._direct.watch.listen_for_voids()
+
+    async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
+        return await self.connection.call(service, do, **arguments)
+
+    async def access(self) -> dict[str, Any]:
+        """This agent's access record in force: name, roles, what it may read, post and manage."""
+        return await self._access.record()
+
+    async def refresh_access(self) -> bool:
+        """Take a new credential if the access record has one; the connection is rebuilt with it. Answers whether."""
+        return await self._access.refresh()
+
+    async def _with_new_access(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Do something; if it is refused and the access was widened since we connected, do it with the new one."""
+        used = self.connection.token_used
+        try:
+            return await act()
+        except DeniedError:
+            if not await self._access.renewed_since(used):
+                raise
+        return await act()
+
+    # --- channels ---
+
+    async def join(self, channel: str, *, backfill: int = 0) -> Joined:
+        """Be in a channel or pattern: from now on what is said there is owed to this agent.
+
+        What was said before is not brought, unless a first join asks for the newest so many (`backfill`): they come
+        marked `historical`, as far as the channel replays.
+        """
+        await self._start_receiving()
+        self.session.check()
+        return await self._with_new_access(lambda: self._channels.join(unmarked(channel), backfill=backfill))
+
+    async def leave(self, channel: str) -> Left:
+        found = await self._channels.leave(unmarked(channel))
+        return Left(found["state"], found["seq"], found["open"], tuple(found["still_covered_by"]))
+
+    async def watch(self, pattern: str) -> None:
+        """See the live copies of a channel or pattern without joining it."""
+        await self._channels.watch(unmarked(pattern))
+
+    @property
+    def joined(self) -> list[str]:
+        return sorted(name for name, each in self._channels.memberships.items() if not each.watching)
+
+    async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
+        """The newest messages of a channel, newest first, as far as it replays."""
+        records, reached = await self._log.newest(check_channel(unmarked(channel)), limit, before=before)
+        return await self._past(records, reached)
+
+    async def recall(self, channel: str, since: int, limit: int = 200) -> Past:
+        """Messages after a sequence, oldest first, as far as the channel replays; `gone` says what the log lost."""
+        records, reached, _head = await self._log.since(check_channel(unmarked(channel)), since, limit)
+        return await self._past(records, reached)
+
+    async def _past(self, records: list[LiveRecord], reached: Reached) -> Past:
+        await self.directory.learn(record.message for record in records if not record.origin)
+        found = (self._incoming(record, historical=True) for record in records)
+        return Past(found, more=reached.more, gone=reached.gone, hidden=reached.hidden)
+
+    # --- who is here ---
+
+    async def who(self, timeout: float = 5.0) -> Agents:
+        """Every agent of the space, offline ones included; `roster.freshness` says how old that is."""
+        await self.roster.wait_loaded(timeout)
+        return Agents(self.roster.agents(), delay=self.roster.backstop.delay)
+
+    async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
+        self.set_status(status, activity)
+        if model is not None:
+            self.set_model(model)
+        return self.presence.attending
+
+    def set_status(self, status: Status, activity: str | None = None) -> None:
+        self.presence.set_status(status, activity)
+
+    def set_model(self, model: str | None) -> None:
+        self.presence.set_model(model)
+
+    def set_attention(self, mode: Mode) -> None:
+        self.presence.set_attention(mode)
+
+    def set_channel_attention(self, pattern: str, level: Level) -> None:
+        self.presence.set_channel_attention(unmarked(pattern), level)
+
+    # --- sending ---
+
+    async def send(
+        self,
+        channel: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        parts: Iterable[Part] = (),
+        mentions: Iterable[Mention | str] = (),
+        priority: wire.Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> Receipt:
+        """Post to a channel; the answer comes once the log has it. A mention of nobody is refused before sending."""
+        check_said(text, parts, mentions, more=data is not None)
+        channel = unmarked(channel)
+        mentioned = await self.roster.mentions(mentions, timeout) if mentions else []
+        composed = self._compose(
+            text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
+        )
+        stored = await self._publisher.publish(prepare_chat(self.identity, channel, composed), timeout)
+        warnings = (*self._warnings(channel), *await self.unheard(channel, mentioned)) if mentioned else ()
+        return Receipt(composed.id, stored.seq, warnings=warnings)
+
+    async def unheard(self, channel: str, mentioned: Iterable[Mention], timeout: float = 2.0) -> tuple[str, ...]:
+        """Which mentions in a channel reach nobody, in sentences: the steward knows who is in it, and who may be."""
+        names = {each.id: self._shown_name(each) for each in mentioned if each.id != self.id}
+        if not names:
+            return ()
+        try:
+            deaf = (await self.connection.call("member", "deaf", channel=channel, ids=list(names), timeout=timeout))[
+                "deaf"
+            ]
+        except TidingsError as error:
+            return (f"nobody could say whether who is mentioned is in {channel}: {error}",)
+        why = {
+            "read": f"may not read {channel}",
+            "member": f"is not in {channel}",
+            "space": f"is in another space, with which {channel} is not shared",
+        }
+        return tuple(f"{names[each]} {why[reason]}, so it does not get this" for each, reason in deaf.items())
+
+    def _shown_name(self, mention: Mention) -> str:
+        row = self.roster.get(mention.id)
+        return row.name if row is not None else mention.name
+
+    def _warnings(self, channel: str) -> tuple[str, ...]:
+        """What a mention does not do on this channel, as far as its class is known here."""
+        if self._channels.class_of(channel) != "live" or self.roster.backstop.running:
+            return ()
+        return (f"{channel} is a live channel: whoever is mentioned and away does not get this",)
+
+    async def dm(
+        self,
+        to: str,
+        text: str | None = None,
+        *,
+        sealed: bool = True,
+        data: Any = None,
+        parts: Iterable[Part] = (),
+        priority: wire.Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> Receipt:
+        """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later."""
+        check_said(text, parts, more=data is not None)
+        target = await self._reader_id(to)
+        composed = self._compose(text, data, parts, priority=priority, reply_to=reply_to, context=context, id=id)
+        stored = await self.publish(prepare_direct(self.identity, target, composed, sealed=sealed), timeout=timeout)
+        return Receipt(composed.id, stored.seq, to=target)
+
+    async def receipt(
+        self, sent: Receipt | str, stage: str = ReceiptStage.DELIVERED, *, timeout: float = 30.0, to: str | None = None
+    ) -> Receipt:
+        """How far a direct message of yours has come: waits until `stage`, or says how far it is when time is over."""
+        mid, told_to, seq = (sent, None, 0) if isinstance(sent, str) else (sent.id, sent.to, sent.seq)
+        known_to, known_seq = self._direct.sent.get(mid, (told_to, seq))
+        target = await self._agent_id(to) if to else known_to
+        if target is None:
+            raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
+        answer = await wait_for_stage(self.connection, mid, target, known_seq, stage, timeout)
+        return Receipt(mid, known_seq, str(answer["stage"]), to=target, why=str(answer.get("why", "")))
+
+    async def tell_read(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
+        """Say of direct messages that were kept (`Incoming.keep`) that they were read, in whatever process that was.
+
+        Answers once it is recorded, and which of them nobody remembers any more. Telling again does no harm.
+        """
+        return await tell(self.connection, kept, ReceiptStage.READ, timeout)
+
+    async def tell_delivered(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
+        """The same for `delivered`, which `keep` tells too, but only while its process lives."""
+        return await tell(self.connection, kept, ReceiptStage.DELIVERED, timeout)
+
+    async def trace(self, sent: Receipt | str) -> dict[str, Any]:
+        """The life of one message you sent or were sent: where it is stored, and its receipts with their times."""
+        mid, seq = (sent, 0) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else 0)
+        return await self.connection.call("trace", "get", id=mid, seq=seq or self._direct.sent.get(mid, ("", 0))[1])
+
+    def _compose(self, text: str | None, data: Any, parts: Iterable[Part], **fields: Any) -> Message:
+        extra = {} if data is None else {"data": data}
+        try:
+            return wire.compose(self._sender(), text=text, parts=parts, **extra, **fields)
+        except TidingsError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"this cannot be sent: {error}") from error
+
+    def _sender(self) -> Sender:
+        """The role is one the access record grants, as far as the roster is known."""
+        row = self.roster.rows.get(self.identity.id)
+        if self._speaks_as is None or self._speaks_as[0] is not row:
+            roles = row.roles if row is not None else (self._role,)
+            self._speaks_as = row, speaking_as(self.identity, roles, self._role)
+        return self._speaks_as[1]
+
+    async def publish(self, prepared: Prepared, *, timeout: float = 5.0, only: str | None = None) -> Stored:
+        """Store what was prepared (`client/publishing`), perhaps long ago and by another process of this agent.
+
+        `only`: the incarnation of the broker that may have it; UnreachableError, at once, if that is not connected.
+        """
+        stored = await self._publisher.publish(prepared, timeout, only)
+        if prepared.kind == "dm":
+            self._direct.note_sent(prepared.id, prepared.destination, stored.seq)
+        return stored
+
+    async def is_stored(self, prepared: Prepared, seq: int) -> bool:
+        """Is the record at that sequence this message? One that was read and removed since is not: `find_stored`."""
+        return await self._publisher.is_stored(prepared, seq)
+
+    async def find_stored(self, prepared: Prepared, *, since: float | None = None) -> int | None:
+        """Where an earlier attempt of this message is or was stored, however long ago; None if it is not.
+
+        `since`: seconds since 1970 of the first attempt; unless said, the time in the message's id.
+        """
+        return await self._publisher.find(prepared, since)
+
+    async def which_stored(self, kind: Kind, destination: str, ids: Sequence[str], *, since: float) -> set[str]:
+        """Those of these ids of ours (at most 1,000) that may be stored there: `find_stored` says it of each."""
+        return await self._publisher.which(kind, destination, ids, since)
+
+    # --- tasks ---
+
+    async def ask(
+        self,
+        role: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        deadline: float | None = None,
+        parts: Iterable[Part] = (),
+        mentions: Iterable[Mention] = (),
+        priority: wire.Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> TaskTicket:
+        """Queue a task for any one holder of a role. `deadline`: seconds from now after which nobody may finish it."""
+        check_said(text, parts, mentions, more=data is not None)
+        more = (*parts, *task_terms(deadline, elsewhere="@" in role))
+        fields = {"mentions": mentions, "priority": priority, "reply_to": reply_to, "context": context, "id": id}
+        return await self._tasks.ask(role, self._compose(text, data, more, **fields), timeout)
+
+    def work(self, role: str) -> AsyncIterator[Job]:
+        """Tasks of a role, one at a time. A job that the loop's body leaves unsettled is given back."""
+        return self._tasks.work(role)
+
+    async def claim(self, role: str, wait: float = 0.0) -> Job | None:
+        """One task of a role, yours to settle with `done` or `fail`; None if none came within `wait` seconds."""
+        return await self._tasks.claim(role, wait)
+
+    async def task(self, message_id: str, timeout: float | None = 0.0, *, seq: int | None = None) -> TaskResult:
+        """How far a task this agent asked has come, by the id of its message, whoever of its programs asked."""
+        return await self._tasks.result(message_id, seq, timeout)
+
+    async def dead_letters(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """List, show, retry or drop dead letters. What was sealed is opened with this agent's key."""
+        answer = await self.call("dead", do, **arguments)
+        if do == "show" and "letter" not in answer and (text := self._tasks.sealed_text(answer)) is not None:
+            answer["text"] = text
+        if do == "show" and "letter" in answer and (message := await self.redelivery.opened(answer)) is not None:
+            answer["text"] = message.text
+        return answer
+
+    # --- receiving ---
+
+    def messages(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
+        """Messages as they come; asking for the next one settles the one before, unless `manual_ack`."""
+        return self._receive(manual_ack)
+
+    async def _receive(self, manual_ack: bool) -> AsyncIterator[Incoming]:
+        await self._start_receiving()
+        async for incoming in self.inbox.iterate(manual_ack=manual_ack):
+            yield incoming
+
+    async def _start_receiving(self) -> None:
+        """Take the session and the mailbox, unless this endpoint only sends and looks."""
+        if not self._receives:
+            return
+        with suppress(Superseded):  # the inbox says so, after the messages that are still in it
+            await self.session.ensure()
+            self.session.check()
+            self._direct.begin()
+            self._frames.begin()
+            self.redelivery.begin()
+
+    async def next_message(self, timeout: float | None = None) -> Incoming:
+        """The next message. It is yours to `ack()`."""
+        async with asyncio.timeout(timeout):
+            await self._start_receiving()
+            incoming = await self.inbox.get()
+        if incoming is None:
+            raise ConnectionLost("this endpoint is closed")
+        return incoming
+
+    async def hand_over(self, incoming: Incoming) -> None:
+        """Give a message to the application as soon as it is named and the inbox has room."""
+        await incoming.named()
+        await self.inbox.wait_for_room()
+        self.inbox.put(incoming)
+        self.events.emit("message", incoming)
+
+    def _surface_channel(
+        self,
+        record: LiveRecord,
+        /,
+        *,
+        historical: bool = False,
+        late: bool = False,
+        ahead: bool = False,
+        redelivered: bool = False,
+        durable: bool = False,
+    ) -> bool:
+        if not self.inbox.room:
+            return False
+        incoming = self._incoming(record, historical=historical)
+        incoming.late, incoming.ahead, incoming.redelivered, incoming.durable = late, ahead, redelivered, durable
+        incoming._settle = partial(self.read_state.settle, record.channel, record.seq, record.identity)
+        incoming._nak = self.redelivery.take
+        if self.events.is_heard("message"):
+            self.read_state.hand_out(record.channel, record.seq)
+        else:
+            incoming._on_taken = partial(self.read_state.hand_out, record.channel, record.seq)
+        self.inbox.put(incoming)
+        if incoming._naming is None:
+            self.events.emit("message", incoming)
+        else:
+            announcing = asyncio.create_task(self._announce(incoming))
+            self._announcing.add(announcing)
+            announcing.add_done_callback(self._announcing.discard)
+        return True
+
+    async def _announce(self, incoming: Incoming) -> None:
+        await incoming.named()
+        self.events.emit("message", incoming)
+
+    def _incoming(self, record: LiveRecord, *, historical: bool) -> Incoming:
+        message = record.message
+        mentions_me = bool(message.mentions) and any(each.id == self.identity.id for each in message.mentions)
+        incoming = Incoming(
+            kind="channel",
+            sender=message.sender,
+            message=message,
+            channel=record.channel,
+            seq=record.seq,
+            time_ns=record.time_ns,
+            historical=historical,
+            mentions_me=mentions_me,
+            wakes=not historical
+            and wakes(self.presence.attention, "channel", record.channel, message.priority, mentions_me),
+            origin=record.space,
+            origin_id=record.origin,
+        )
+        return self.directory.introduce(incoming)

@@ -1,0 +1,603 @@
+"""An agent through the host of this machine: the interface of `Endpoint`, with an outbox and an inbox on disk.
+
+    async with tidings.connect("main", name="ada", via="host") as ada: ...
+
+What is sent is `stored` at once and leaves by itself; what came is in the inbox until it is read, whether or not a
+program ran. A request is one exchange over a connection that is kept. A session that the host forgot is opened anew
+(`SessionSource`); a host that is gone is looked for once (`find_host`), and everything here may be asked twice, because
+sends carry their ids. What nobody asked for, such as following and signs of life, never starts a host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any
+
+from tidings.client.host_endpoint_tasks import EARLY_PAUSE, LONG_POLL, HostTasks
+from tidings.client.host_http import HostClient, Json, ServerEvent, path_part
+from tidings.client.host_session_file import SessionFile
+from tidings.client.host_session_source import SessionSource
+from tidings.client.incoming import Events, Inbox, Incoming, Past
+from tidings.client.interface import AgentInterface, Agents, Left, Receipt
+from tidings.client.membership import Joined
+from tidings.client.message_json import read_message
+from tidings.client.notices import Notice
+from tidings.client.redelivery import Retry
+from tidings.client.tasks import Job, TaskResult, TaskTicket
+from tidings.errors import (
+    ERRORS_BY_CODE,
+    ConnectionLost,
+    HostBusy,
+    HostUnreachable,
+    NoSession,
+    OutcomeUnknown,
+    StoreError,
+    TidingsError,
+    UnreachableError,
+    UsageError,
+    WireError,
+)
+from tidings.util.backoff import Backoff
+from tidings.util.task_ends import end_tasks
+from tidings.wire.ids import new_id
+from tidings.wire.message import Mention, Part, Priority, check_list, check_said, write_parts
+from tidings.wire.names import unmarked
+from tidings.wire.roster import Agent, Status
+from tidings.wire.states import ReceiptStage
+
+#: messages of a page of the inbox, and of a channel's past
+PAGE, HISTORY_PAGE = 500, 200
+RETRY = Backoff(0.1, 2.0)
+#: seconds for what a program was done with to reach the host when it closes
+CLOSE_PATIENCE = 2.0
+
+
+class HostEndpoint(AgentInterface):
+    """One agent at the host. Made by `tidings.connect(via="host")`."""
+
+    via = "host"
+
+    def __init__(
+        self,
+        find_host: Callable[[], Awaitable[HostClient]],
+        source: SessionSource,
+        *,
+        channels: Sequence[str] = (),
+        inbox: int = 512,
+        retry: Retry | None = None,
+    ) -> None:
+        check_list(channels, "channels", "'general'")
+        self._find, self._source = find_host, source
+        self._boot_channels = tuple(channels)
+        self._retry = retry or Retry()
+        #: over looking for the host and opening a session: calls that fail together do it once
+        self._opening = asyncio.Lock()
+        self._closing = asyncio.Lock()
+        self._closed = False
+        self._following: asyncio.Task[None] | None = None
+        self._tasks = HostTasks(self)
+        #: row -> when it is handed out again
+        self._returns: dict[int, asyncio.TimerHandle] = {}
+        #: rows that are settled, and of which the host has not heard
+        self._unmarked: set[int] = set()
+        self._connection_told: str | None = None
+        self.inbox_queue = Inbox(inbox)
+        self.events = Events()
+
+    @property
+    def id(self) -> str:
+        return self.session.agent
+
+    @property
+    def name(self) -> str:
+        return self.session.name
+
+    @property
+    def space(self) -> str:
+        return self.session.space
+
+    # --- life ---
+
+    async def open(self) -> None:
+        self.host = await self._find()
+        try:
+            self.session = await self._source.obtain(self.host, None)
+            try:
+                for channel in dict.fromkeys(self._boot_channels):
+                    await self.join(channel)
+            except BaseException:
+                await self._end_own_session()  # else the host would go on receiving for a program that gave up
+                raise
+        except BaseException:
+            self.host.close()
+            raise
+
+    async def close(self) -> None:
+        """Give back what is claimed, and end the session, unless it is somebody else's. Who closes it once more waits
+        for that."""
+        async with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            await end_tasks([self._following])
+            for each in self._returns.values():
+                each.cancel()
+            with suppress(TidingsError, TimeoutError):
+                async with asyncio.timeout(CLOSE_PATIENCE):
+                    await self._mark_late()
+            await self._tasks.close()
+            self.inbox_queue.close(asyncio.CancelledError())
+            await self._end_own_session()
+            self.host.close()
+
+    async def _end_own_session(self) -> None:
+        if self._source.ends:
+            with suppress(TidingsError):
+                await self.end_session()
+
+    async def end_session(self) -> bool:
+        """Its token is worth nothing from now on. False: the host could not write that yet and tries again; one that is
+        killed before it could would take this token again."""
+        found = await self.host.call("DELETE", "/v1/sessions/me", token=self.session.token)
+        return bool(found.get("written", True))
+
+    def on(self, event: str, callback: Callable[[Any], Any]) -> None:
+        """As `Endpoint.on`; `message`, `notice`, `connection`, `superseded` and `error` are heard while it receives."""
+        self.events.on(event, callback)
+
+    # --- asking ---
+
+    async def ask_host(
+        self, method: str, path: str, body: Any = None, *, wait: float = 0.0, starts: bool = True, **query: Any
+    ) -> Json:
+        """One request in this agent's session. `wait`: seconds that the host is asked to wait. `starts`: a host that is
+        gone is looked for, and asked once more."""
+        asked = query | ({"wait": wait} if wait else {})
+        session, host = self.session, self.host
+        try:
+            return await self._once(session, method, path, body, asked, wait)
+        except HostUnreachable:
+            if not starts or self._closed:
+                raise
+            await self._find_again(host)
+        except NoSession:
+            if not starts:
+                raise
+            return await self._once(await self._renewed(session), method, path, body, asked, wait)
+        try:
+            return await self._once(session, method, path, body, asked, wait)
+        except NoSession:
+            return await self._once(await self._renewed(session), method, path, body, asked, wait)
+
+    async def _once(
+        self, session: SessionFile, method: str, path: str, body: Any, query: Mapping[str, Any], wait: float
+    ) -> Json:
+        sent = {} if body is None and method == "POST" else body
+        timeout = self.host.patience + wait
+        return await self.host.call(method, path, sent, token=session.token, query=query, timeout=timeout)
+
+    async def _find_again(self, gone: HostClient) -> None:
+        async with self._opening:
+            if self.host is gone:
+                gone.close()
+                self.host = await self._find()
+
+    async def _renewed(self, stale: SessionFile) -> SessionFile:
+        async with self._opening:
+            if self.session is stale:
+                if self._closed:
+                    raise NoSession("this session has ended")
+                self.session = await self._source.obtain(self.host, stale)
+            return self.session
+
+    async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
+        timeout = float(arguments.pop("timeout", 0.0))
+        return await self.ask_host("POST", f"/v1/control/{path_part(service)}/{path_part(do)}", arguments, wait=timeout)
+
+    async def me(self) -> Json:
+        """session, space, space_id, agent, name, receive, program, and `health` of the agent's connection."""
+        return await self.ask_host("GET", "/v1/sessions/me")
+
+    # --- sending ---
+
+    async def send(
+        self,
+        channel: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        parts: Iterable[Part] = (),
+        mentions: Iterable[Mention | str] = (),
+        priority: Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> Receipt:
+        check_said(text, parts, mentions, more=data is not None)
+        named = [each if isinstance(each, str) else each.id for each in mentions]
+        fields = {"channel": unmarked(channel), "mentions": named, "priority": priority, "reply_to": reply_to}
+        return await self._hand_over(fields | {"context": context}, text, data, parts, id, timeout)
+
+    async def dm(
+        self,
+        to: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        parts: Iterable[Part] = (),
+        priority: Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> Receipt:
+        check_said(text, parts, more=data is not None)
+        fields = {"agent": to, "priority": priority, "reply_to": reply_to, "context": context}
+        return await self._hand_over(fields, text, data, parts, id, timeout)
+
+    async def ask(
+        self,
+        role: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        deadline: float | None = None,
+        parts: Iterable[Part] = (),
+        mentions: Iterable[Mention] = (),
+        priority: Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> TaskTicket:
+        check_said(text, parts, mentions, more=data is not None)
+        named = [each if isinstance(each, str) else each.id for each in mentions]
+        fields = {"role": role, "deadline": deadline, "mentions": named, "priority": priority, "reply_to": reply_to}
+        receipt = await self._hand_over(fields | {"context": context}, text, data, parts, id, timeout)
+        return TaskTicket(receipt, role, self._tasks)
+
+    async def _hand_over(
+        self, fields: Json, text: str | None, data: Any, parts: Iterable[Part], chosen: str | None, timeout: float
+    ) -> Receipt:
+        """The host answers once it is on disk, and waits `timeout` seconds for the space, unless that is known to be
+        away. Asked again under the same id it is the same message."""
+        mid = chosen or new_id()
+        wanted = fields | {"text": text, "data": data, "parts": write_parts(parts), "id": mid}
+        lists = ("parts", "mentions")  # `data` may be an empty one
+        body = {name: value for name, value in wanted.items() if value is not None and (value or name not in lists)}
+        found = await self._insisting(mid, lambda: self.ask_host("POST", "/v1/send", body, wait=timeout))
+        if found["state"] in ("dead", "cancelled"):
+            why = found["why"] or f"it is {found['state']}"
+            raise ERRORS_BY_CODE.get(str(found["code"]), TidingsError)(f"message {mid} was not sent: {why}")
+        return Receipt(**(found | {"seq": found["seq"] or 0, "warnings": tuple(found["warnings"])}))
+
+    async def _insisting(self, mid: str, ask: Callable[[], Awaitable[Json]]) -> Json:
+        """Ask twice if the first answer was lost: the id is the same, so it is one message. One that hangs is not
+        asked twice."""
+        try:
+            return await ask()
+        except OutcomeUnknown as error:
+            if isinstance(error.__cause__, TimeoutError):
+                raise _in_doubt(mid, error) from error
+        try:
+            return await ask()
+        except (OutcomeUnknown, HostUnreachable) as error:
+            raise _in_doubt(mid, error) from error
+
+    async def receipt(
+        self,
+        sent: Receipt | str,
+        stage: str = ReceiptStage.DELIVERED,
+        *,
+        timeout: float = 30.0,
+        to: str | None = None,  # noqa: ARG002  the outbox knows it
+    ) -> Receipt:
+        mid = sent if isinstance(sent, str) else sent.id
+        until = time.monotonic() + timeout
+        while True:
+            left = max(0.0, min(LONG_POLL, until - time.monotonic()))
+            found = await self.ask_host("GET", f"/v1/receipts/{path_part(mid)}", wait=left, stage=stage)
+            reached = Receipt(mid, found["seq"] or 0, found["stage"], to=found.get("to"), why=found.get("why", ""))
+            if found["stage"] in (stage, ReceiptStage.READ, ReceiptStage.VOID) or time.monotonic() >= until:
+                return reached
+            # It has not left, so there is nobody to ask yet, or too many wait at the steward already.
+            await asyncio.sleep(min(left, EARLY_PAUSE))
+
+    # --- the outbox ---
+
+    async def outbox(self, state: str | None = None, limit: int = 50, before: int | None = None) -> list[Json]:
+        """What this agent handed over, newest first; `before`: rows below that one."""
+        rows: list[Json] = []
+        while len(rows) < limit:
+            wanted = min(PAGE, limit - len(rows))
+            page = (await self.ask_host("GET", "/v1/outbox", state=state, limit=wanted, before=before))["rows"]
+            rows += page
+            if len(page) < wanted:
+                break
+            before = int(page[-1]["row"])
+        return rows
+
+    async def outbox_row(self, message_id: str) -> Json:
+        """One row, with `chain`: what it replaced and what replaced it."""
+        return await self.ask_host("GET", f"/v1/outbox/{path_part(message_id)}")
+
+    async def requeue(self, message_id: str) -> Json:
+        """Send again, under a new id, what is dead or was cancelled; the new row."""
+        return await self.ask_host("POST", f"/v1/outbox/{path_part(message_id)}/requeue")
+
+    async def cancel(self, message_id: str) -> Json:
+        """Do not send it, if it has not left; the row as it is then."""
+        return await self.ask_host("POST", f"/v1/outbox/{path_part(message_id)}/cancel")
+
+    # --- the inbox ---
+
+    async def inbox(
+        self,
+        *,
+        unread: bool = False,
+        sender: str | None = None,
+        channel: str | None = None,
+        kind: str | None = None,
+        after: int | None = None,
+        before: int | None = None,
+        newest: bool = False,
+        limit: int = 50,
+        search: str | None = None,
+        direct_first: bool = False,
+        wait: float = 0.0,
+        starts: bool = True,
+    ) -> list[Json]:
+        """Rows of the inbox, oldest first (`serialise.mail` has their fields). `sender`: name or id; `newest`: the last
+        of them instead of the first; `after`, `before`: rows between; `wait`: seconds, if there is none yet."""
+        named = {"from": sender, "channel": channel, "kind": kind, "search": search}
+        rows = {"after": after, "before": before, "limit": limit}
+        flags = {"unread": unread, "newest": newest, "direct_first": direct_first}
+        found = await self.ask_host("GET", "/v1/inbox", wait=wait, starts=starts, **named, **rows, **flags)
+        return list(found["messages"])
+
+    async def unread(self) -> dict[str, int]:
+        """How many unread rows: `direct`, `channel` and `notice`."""
+        return dict((await self.ask_host("GET", "/v1/inbox/unread"))["unread"])
+
+    async def quarantine(self, after: int = 0) -> list[Json]:
+        """What came and could not be opened: row, reason, size, how it begins, when it was received."""
+        return list((await self.ask_host("GET", "/v1/inbox/quarantine", after=after))["quarantine"])
+
+    async def take_back(self) -> None:
+        """Let the host receive this agent's mail again, if a program elsewhere has since it began."""
+        await self.ask_host("POST", "/v1/inbox/receive")
+
+    async def mark_read(self, rows: Sequence[int]) -> int:
+        """How many of these became read now."""
+        return int((await self.ask_host("POST", "/v1/inbox/read", {"rows": list(rows)}))["read"])
+
+    async def delete(self, rows: Sequence[int]) -> int:
+        """How many of these lost their content now. That they came stays, so none comes again."""
+        return int((await self.ask_host("POST", "/v1/inbox/delete", {"rows": list(rows)}))["deleted"])
+
+    async def thread(self, message_id: str, *, starts: bool = True) -> list[Json]:
+        return list((await self.ask_host("GET", f"/v1/threads/{path_part(message_id)}", starts=starts))["messages"])
+
+    async def ids_ending(self, ending: str) -> list[str]:
+        """Whole ids of messages this agent was sent or sent, by how they end."""
+        return list((await self.ask_host("GET", "/v1/ids", ending=ending))["ids"])
+
+    async def newest_row(self) -> int:
+        """Asked by whoever follows, for ever: no host is started for it."""
+        found = await self._of_a_running_host(lambda: self.inbox(newest=True, limit=1, starts=False))
+        return int(found[-1]["row"]) if found else 0
+
+    async def _of_a_running_host(self, ask: Callable[[], Awaitable[list[Json]]]) -> list[Json]:
+        session = self.session
+        try:
+            return await ask()
+        except NoSession:
+            await self._renewed(session)
+            return await ask()
+
+    async def follow(self, after: int | None) -> AsyncIterator[ServerEvent]:
+        """Rows behind `after` (None: those that come from now on), then each as it comes, and states of the connection.
+        Ends when the host ends it; HostUnreachable if it goes away."""
+        session = self.session
+        try:
+            async with aclosing(self.host.stream(session.token, after)) as stream:  # type: ignore[type-var]
+                async for event in stream:
+                    yield event
+        except NoSession:
+            await self._renewed(session)
+
+    async def rows(self, after: int) -> AsyncIterator[ServerEvent]:
+        """Every row behind `after`, each once and in order, for ever: a host that goes away is waited for."""
+        delays = RETRY.delays()
+        while True:
+            try:
+                async with aclosing(self.follow(after)) as events:  # type: ignore[type-var]
+                    async for event in events:
+                        delays, after = RETRY.delays(), after if event.row is None else event.row
+                        if event.kind in ("message", "notice"):
+                            yield event
+            except HostUnreachable:
+                pass
+            await asyncio.sleep(next(delays))
+
+    # --- receiving as a program does ---
+
+    def messages(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
+        self._receive()
+        return self.inbox_queue.iterate(manual_ack=manual_ack)
+
+    async def next_message(self, timeout: float | None = None) -> Incoming:
+        self._receive()
+        async with asyncio.timeout(timeout):
+            incoming = await self.inbox_queue.get()
+        if incoming is None:
+            raise ConnectionLost("this endpoint is closed")
+        return incoming
+
+    def _receive(self) -> None:
+        if not self.session.receive:
+            raise UsageError("this session does not receive: connect with receive=True")
+        if self._following is None:
+            self._following = asyncio.create_task(self._keep_following())
+
+    async def _keep_following(self) -> None:
+        """Until it cannot go on: then whoever waits for a message hears why, instead of waiting for ever."""
+        try:
+            await self._follow_inbox()
+        except Exception as error:  # noqa: BLE001  boundary: raised again where messages are waited for
+            self.inbox_queue.close(error)
+
+    async def _follow_inbox(self) -> None:
+        """What is unread, then what comes. A host that goes away is waited for, and it goes on where it was."""
+        after, delays = 0, RETRY.delays()
+        begun = None
+        while True:
+            try:
+                await self._mark_late()
+                begun = await self.newest_row() if begun is None else begun
+                while after < begun:
+                    rows = await self.inbox(unread=True, after=after, before=begun + 1, limit=16, starts=False)
+                    for row in rows:
+                        await self._take(row)
+                    after = int(rows[-1]["row"]) if rows else begun
+                async with aclosing(self.follow(after)) as events:  # type: ignore[type-var]
+                    async for event in events:
+                        delays = RETRY.delays()
+                        if event.kind == "state":
+                            self._tell_state(event.data)
+                        elif event.row is not None:
+                            await self._take(event.data)
+                            after = event.row
+            except NoSession:
+                raise
+            except TidingsError as error:  # away, busy, a full disk: each ends
+                self._tell_state({"state": "reconnecting"})
+                self.events.emit("error", error)
+            await asyncio.sleep(next(delays))
+
+    async def _take(self, row: Json) -> None:
+        await self.inbox_queue.wait_for_room()
+        try:
+            if row["kind"] != "notice":
+                self._hand_out(int(row["row"]), read_message(row), attempt=1)
+            elif self.events.is_heard("notice"):
+                self.events.emit("notice", Notice(**(row["notice"] | {"text": row["text"]})))
+                await self.mark_read([row["row"]])
+        except (WireError, LookupError, TypeError, ValueError) as error:  # of a newer host; it stays unread there
+            self.events.emit("error", UsageError(f"row {row.get('row')} of the inbox cannot be read here: {error}"))
+
+    def _hand_out(self, row: int, incoming: Incoming, attempt: int) -> None:
+        self._returns.pop(row, None)
+        incoming.durable, incoming.attempt = True, attempt
+
+        async def settle() -> None:
+            """A host that is away hears of it when it is back: what the program is done with does not end its loop."""
+            self._unmarked.add(row)
+            with suppress(UnreachableError, OutcomeUnknown, HostBusy, StoreError):
+                await self._mark_late()
+
+        async def keep() -> None:
+            """It stays unread in the inbox, which is where it is kept."""
+
+        async def give_back(returned: Incoming, delay: float | None, _error: str) -> None:
+            """Handed out again after a pause; what was tried too often stays unread."""
+            if self._retry.is_over(attempt):
+                return
+            again = replace(returned, redelivered=True, _settled=False, _returned=False)
+            pause = self._retry.pause(attempt) if delay is None else delay
+            loop = asyncio.get_running_loop()
+            self._returns[row] = loop.call_later(pause, self._hand_out, row, again, attempt + 1)
+
+        incoming._settle, incoming._keep, incoming._nak = settle, keep, give_back
+        self.inbox_queue.put(incoming)
+        self.events.emit("message", incoming)
+
+    async def _mark_late(self) -> None:
+        """What is settled, also while the host was away. Marking twice does no harm."""
+        if late := sorted(self._unmarked):
+            await self.mark_read(late)
+            self._unmarked.difference_update(late)
+
+    def _tell_state(self, health: Json) -> None:
+        if health["state"] != self._connection_told:
+            self._connection_told = health["state"]
+            self.events.emit("connection", health["state"])
+        if health.get("superseded"):
+            self.events.emit("superseded", health)
+
+    # --- the space ---
+
+    async def join(self, channel: str, *, backfill: int = 0) -> Joined:
+        if backfill:
+            raise UsageError("the inbox of the host takes no past: ask for `history` after joining")
+        found = await self.ask_host("POST", "/v1/join", {"channel": unmarked(channel)})
+        return Joined(**found)
+
+    async def leave(self, channel: str) -> Left:
+        found = await self.ask_host("POST", "/v1/leave", {"channel": unmarked(channel)})
+        return Left(found["state"], found["seq"], found["open"], tuple(found["still_covered_by"]))
+
+    async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
+        found = Past([])
+        while len(found) < limit:
+            wanted = min(HISTORY_PAGE, limit - len(found))
+            page = await self.ask_host("GET", "/v1/history", channel=unmarked(channel), limit=wanted, before=before)
+            found += [read_message(each) for each in page["messages"]]
+            found.gone, found.hidden, found.more = page["gone"], page["hidden"], page["more"]
+            if len(page["messages"]) < wanted:
+                break
+            before = int(page["messages"][-1]["seq"])
+        return found
+
+    async def who(self, timeout: float = 5.0) -> Agents:  # noqa: ARG002  the host answers at once
+        found = await self.ask_host("GET", "/v1/who")
+        agents = (Agent(**(each | {"roles": tuple(each["roles"])})) for each in found["agents"])
+        return Agents(agents, reason="" if found["fresh"] else found["reason"], delay=found["backstop"])
+
+    async def access(self) -> dict[str, Any]:
+        return await self.ask_host("GET", "/v1/access")
+
+    async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
+        told = {"status": status, "activity": activity, "model": model}
+        return bool((await self.ask_host("POST", "/v1/status", told))["attached"])
+
+    async def trace(self, sent: Receipt | str) -> dict[str, Any]:
+        return await self.ask_host("GET", "/v1/trace", id=sent if isinstance(sent, str) else sent.id)
+
+    # --- tasks ---
+
+    def work(self, role: str) -> AsyncIterator[Job]:
+        return self._tasks.work(role)
+
+    async def claim(
+        self, role: str, wait: float = 0.0, *, take_over: bool = False, silence: float | None = None
+    ) -> Job | None:
+        """As `Endpoint.claim`. The host beats for it while this program lives, and gives it back when the session ends.
+        An agent holds one task at a time: claimed again, it is the same one. `take_over`: also if another program of
+        this agent holds it, which is gone. A session that makes no request for `silence` seconds (a quarter of an hour,
+        unless said) gives it back."""
+        return await self._tasks.claim(role, wait, take_over=take_over, silence=silence)
+
+    async def claimed(self, message_id: str) -> Job:
+        """The task of that id in the hands of this session; UnknownMessage if it holds no such task."""
+        return await self._tasks.claimed(message_id)
+
+    async def held(self, *, starts: bool = True) -> Json | None:
+        """The task in the hands of this agent's programs: id, role, attempt, whether it is `mine`, else of which
+        `program`, and for how many seconds that said nothing. None if there is none."""
+        return (await self.ask_host("GET", "/v1/tasks", starts=starts))["held"]  # type: ignore[no-any-return]
+
+    async def task(self, message_id: str, timeout: float | None = 0.0) -> TaskResult:
+        """As `Endpoint.task`; `stored` while it waits in the outbox."""
+        return await self._tasks.result(message_id, None, timeout)
+
+
+def _in_doubt(mid: str, error: TidingsError) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"message {mid} may be in the host's outbox or not ({error}): send it again under the same id"
+    )

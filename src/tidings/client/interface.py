@@ -1,0 +1,306 @@
+"""What a program holds to be an agent, whichever way it is connected.
+
+    async with tidings.connect("main", name="ada", via="host") as ada:       # or via="direct", or "auto"
+        await ada.send("general", "hello")
+
+`Endpoint` goes to the space itself; `HostEndpoint` (`client/host_endpoint.py`) through the host of this machine, which
+has an outbox and an inbox on disk. Both answer with the same types and raise the same errors, and `tests/contract/`
+holds both to it. Where they differ by nature, the docstring of the method says so. What is only a question to the
+steward is written here once, over `call`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from tidings.rpc.control import collect
+from tidings.wire.message import Mention, Part, Priority
+from tidings.wire.names import check_channel, unmarked
+from tidings.wire.roster import Agent, Level, Mode, Status
+from tidings.wire.states import ReceiptStage
+
+if TYPE_CHECKING:
+    from tidings.client.incoming import Events, Incoming, Past
+    from tidings.client.membership import Joined
+    from tidings.client.tasks import Job, TaskResult, TaskTicket
+
+Via = Literal["direct", "host"]
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of something sent. `stored`: the outbox of the host has it, and it leaves by itself; `confirmed`: the
+    space has it, at `seq`; of a direct message `delivered`, `read` or `void` too."""
+
+    id: str
+    #: 0 until the space has it
+    seq: int
+    stage: str = ReceiptStage.CONFIRMED.value
+    warnings: tuple[str, ...] = ()
+    #: id of the agent a direct message went to
+    to: str | None = None
+    #: why no reader shows it, if its stage is `void`, or why it did not leave
+    why: str = ""
+    #: number and state of its row in the outbox of the host, and the code of the error that ended it
+    row: int | None = None
+    state: str | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What leaving came to: `left`, or `absent` if it was not joined; patterns that still cover the channel.
+
+    `open`: the membership that another program of this agent has begun since, if one has."""
+
+    state: str
+    seq: int
+    open: int | None = None
+    still_covered_by: tuple[str, ...] = ()
+
+
+class Agents(list[Agent]):
+    """The agents of a space, and how much that is worth."""
+
+    def __init__(self, found: Iterable[Agent], *, reason: str = "", delay: str = "") -> None:
+        super().__init__(found)
+        #: why these are the agents as last seen, with the status `offline`; empty if the space was asked now
+        self.reason = reason
+        #: what to say of durable copies that are late; empty if they are not
+        self.delay = delay
+
+    @property
+    def fresh(self) -> bool:
+        return not self.reason
+
+
+class AgentInterface(ABC):
+    """One agent's session with a space. Use it as an async context manager."""
+
+    via: Via
+    events: Events
+
+    @property
+    @abstractmethod
+    def id(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def space(self) -> str:
+        """Name of the space."""
+
+    # --- life ---
+
+    @abstractmethod
+    async def open(self) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop. This is not leaving: memberships stay, and what is owed keeps being owed."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @abstractmethod
+    def on(self, event: str, callback: Callable[[Any], Any]) -> None:
+        """Call back on an event: one of `Events.NAMES`, such as message, error, notice or connection."""
+
+    # --- sending ---
+
+    @abstractmethod
+    async def send(
+        self,
+        channel: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        parts: Iterable[Part] = (),
+        mentions: Iterable[Mention | str] = (),
+        priority: Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> Receipt:
+        """Post to a channel. A mention of nobody is refused.
+
+        Directly the answer is `confirmed`, or an error. Through the host it may be `stored`, if the space did not
+        confirm it within `timeout`; UnreachableError and OutcomeUnknown are then the host's, not the space's.
+        """
+
+    @abstractmethod
+    async def dm(
+        self,
+        to: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        parts: Iterable[Part] = (),
+        priority: Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> Receipt:
+        """Write to one agent, sealed so that only it can read it."""
+
+    @abstractmethod
+    async def ask(
+        self,
+        role: str,
+        text: str | None = None,
+        *,
+        data: Any = None,
+        deadline: float | None = None,
+        parts: Iterable[Part] = (),
+        mentions: Iterable[Mention] = (),
+        priority: Priority = "next",
+        reply_to: str | None = None,
+        context: str | None = None,
+        id: str | None = None,  # noqa: A002
+        timeout: float = 5.0,
+    ) -> TaskTicket:
+        """Queue a task for any one holder of a role. `deadline`: seconds from now after which nobody may finish it."""
+
+    @abstractmethod
+    async def receipt(
+        self, sent: Receipt | str, stage: str = ReceiptStage.DELIVERED, *, timeout: float = 30.0, to: str | None = None
+    ) -> Receipt:
+        """How far a direct message of yours has come: waits until `stage`, or says how far it is when time is over."""
+
+    # --- receiving ---
+
+    @abstractmethod
+    def messages(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
+        """Messages as they come; asking for the next one settles the one before, unless `manual_ack`.
+
+        Through the host it begins with what is unread in the inbox, and settling marks as read there.
+        """
+
+    @abstractmethod
+    async def next_message(self, timeout: float | None = None) -> Incoming:
+        """The next message. It is yours to `ack()`."""
+
+    async def handle(self, callback: Callable[[Incoming], Any]) -> None:
+        """Call back for each message, one at a time, until this endpoint closes; its return settles the message.
+
+        If it raises, the error is an `error` event, the message is given back (`Incoming.nak`), and the next one comes.
+        It is handed out again after a pause. After a few tries it is a dead letter with the error (`tidings dead`);
+        through the host it stays unread in the inbox.
+        """
+        async for incoming in self.messages(manual_ack=True):
+            try:
+                answer = callback(incoming)
+                if inspect.isawaitable(answer):
+                    await answer
+            except Exception as error:  # noqa: BLE001  boundary: the application's code
+                self.events.emit("error", error)
+                await incoming.nak(error=error)
+            else:
+                await incoming.ack()
+
+    # --- channels ---
+
+    @abstractmethod
+    async def join(self, channel: str, *, backfill: int = 0) -> Joined:
+        """Be in a channel or pattern: from now on what is said there is owed to this agent.
+
+        What was said before is not brought, unless a first join asks for the newest so many (`backfill`): they come
+        marked `historical`, as far as the channel replays. The host's inbox takes no backfill: ask for `history`.
+        """
+
+    @abstractmethod
+    async def leave(self, channel: str) -> Left: ...
+
+    @abstractmethod
+    async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
+        """The newest messages of a channel, newest first, as far as it replays."""
+
+    async def channels(self) -> list[dict[str, Any]]:
+        """The channels this agent may read that have settings or members: `joined`, members, last message."""
+        return await collect(self.call, "channel", "list", "channels")
+
+    async def channel_info(self, channel: str) -> dict[str, Any]:
+        """Settings of a channel, how many are in it, what goes on there."""
+        return await self.call("channel", "info", channel=unmarked(channel))
+
+    async def memberships(self) -> list[str]:
+        """The channels and patterns this agent is a member of, whichever of its programs joined them."""
+        held = (await self.call("member", "list"))["memberships"]
+        return sorted({str(each["pattern"]) for each in held})
+
+    async def members(self, channel: str) -> list[dict[str, Any]]:
+        """Who is in a channel: id and name."""
+        return await collect(self.call, "member", "members", "members", channel=check_channel(unmarked(channel)))
+
+    # --- who is here ---
+
+    @abstractmethod
+    async def who(self, timeout: float = 5.0) -> Agents:
+        """Every agent of the space, offline ones included."""
+
+    @abstractmethod
+    async def access(self) -> dict[str, Any]:
+        """What this agent may do: its roles, and the patterns of channels it may read, post to and manage."""
+
+    @abstractmethod
+    async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
+        """Say what this agent does. Answers whether others see it now, or only once a program of it is attached."""
+
+    async def attention(self) -> dict[str, Any]:
+        """What may wake this agent: `standing`, which the steward keeps, and `running`, what a session of it says."""
+        return await self.call("attention", "get")
+
+    async def keep_attention(
+        self, mode: Mode | None = None, channels: Mapping[str, Level] | None = None
+    ) -> dict[str, Any]:
+        """Have the steward keep this for the agent: for every session of it that runs now or starts later. As it is
+        then, like `attention`."""
+        levels = {unmarked(pattern): level for pattern, level in (channels or {}).items()}
+        return await self.call("attention", "set", mode=mode, channels=levels)
+
+    # --- tasks ---
+
+    @abstractmethod
+    def work(self, role: str) -> AsyncIterator[Job]:
+        """Tasks of a role, one at a time. A job that the loop's body leaves unsettled is given back."""
+
+    @abstractmethod
+    async def claim(self, role: str, wait: float = 0.0) -> Job | None:
+        """One task of a role, yours to settle with `done` or `fail`; None if none came within `wait` seconds."""
+
+    @abstractmethod
+    async def task(self, message_id: str, timeout: float | None = 0.0) -> TaskResult:
+        """How far a task this agent asked has come, by the id of its message, whoever of its programs asked."""
+
+    # --- asking the steward ---
+
+    @abstractmethod
+    async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
+        """A control request (`docs/control.md`), answered by the steward. The answer's fields, or the error it named.
+
+        Through the host only what the table says programs may ask there (`Operation.host`).
+        """
+
+    async def trace(self, sent: Receipt | str) -> dict[str, Any]:
+        """The life of one message you sent or were sent: where it is stored, and its receipts with their times.
+
+        Through the host also `outbox`: its row there, or None.
+        """
+        mid, seq = (sent, 0) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else 0)
+        return await self.call("trace", "get", id=mid, seq=seq)

@@ -1,0 +1,220 @@
+"""Records on their way to an application: opened, verified, and surfaced once, whichever copy of one comes first.
+
+A message comes live, from the log, inside a hole, or as a durable copy. All become the same `LiveRecord`, so what is
+surfaced live and what is read back speak of the same sequence; what does not verify is counted by reason and never
+surfaced. What came over a link may have to wait until the links of the space are known: then it is `UNDECIDED`, and
+opened again later. A message is known by its sequence and by (sender, id); one's own are never surfaced. Every way in
+answers False when there is no room: then nothing was noted, and whoever offered it offers it again. Where copies come
+from, and when to offer again, is not known here.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from enum import Enum
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from tidings.client.links import Judge, LinkTable
+from tidings.client.read_state import ChannelState, ReadState
+from tidings.nats.core import Msg
+from tidings.wire.envelope import Received, open_record
+from tidings.wire.frames import FrameRecord
+from tidings.wire.headers import Fields, fields_of, read_copy
+from tidings.wire.marks import record_mark
+from tidings.wire.message import Message
+from tidings.wire.subjects import Subjects
+from tidings.wire.times import parse_time
+
+
+class LiveRecord(msgspec.Struct, frozen=True):
+    """A verified channel message with its place in the log."""
+
+    seq: int
+    time_ns: int
+    channel: str
+    sender: str
+    message: Message
+    #: (sender, id): what identifies a message everywhere
+    identity: tuple[str, str]
+    #: tells it from another record at the same sequence of a log that was set back
+    mark: str = ""
+    #: of what was said in another space: the id of that space, and the name it has here, if it has one
+    origin: str = ""
+    space: str = ""
+
+
+class Undecided(Enum):
+    """It came over a link, and whether that may let it in is not known yet."""
+
+    UNDECIDED = "undecided"
+
+
+UNDECIDED: Final = Undecided.UNDECIDED
+Opened = LiveRecord | Literal[Undecided.UNDECIDED] | None
+
+
+class LiveCopy(msgspec.Struct, frozen=True):
+    """A copy of the log that arrived: where it belongs, and the message in it if it may be surfaced."""
+
+    subject: str
+    seq: int
+    #: the record before it on this subject; 0 if the log has none
+    previous: int
+    record: LiveRecord | None
+    #: what arrived, if it is to be opened again once more links are known
+    undecided: Msg | None = None
+
+
+class RecordOpener:
+    """Opens records for one endpoint and counts what it refuses."""
+
+    def __init__(self, subjects: Subjects, space_id: str, links: LinkTable | None = None) -> None:
+        self.subjects = subjects
+        self.space_id = space_id
+        self.links = links
+        self._via_root = f"{subjects.root}.via."
+        self.refused: Counter[str] = Counter()
+        self._root = f"{subjects.root}."
+        self._live_root = f"{subjects.root}.live."
+
+    def live(self, message: Msg) -> LiveCopy | None:
+        """A copy from `td.S.live.>`: the broker's word is the tail of its headers, the rest is the sender's."""
+        try:
+            own, subject, seq, time_ns, previous = read_copy(message.block)
+        except (KeyError, ValueError):
+            # an answer that somebody aimed at a live subject: no log sequence, so not a copy of the log
+            self.refused["not_a_log_copy"] += 1
+            return None
+        if message.raw_subject != f"{self._live_root}{subject.removeprefix(self._root)}".encode():
+            self.refused["not_a_log_copy"] += 1
+            return None
+        opened = self._open(seq, time_ns, subject, own, message.data)
+        if opened is UNDECIDED:
+            return LiveCopy(subject, seq, previous, None, message)
+        return LiveCopy(subject, seq, previous, opened)
+
+    async def learn_links(self, seq: int) -> None:
+        """Have it known what links let in at `seq`: what was undecided there is not any more."""
+        if self.links is not None:
+            await self.links.learn(seq)
+
+    def stored(self, line: dict[str, Any]) -> Opened:
+        """A line of a history page."""
+        own, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
+        return self._open(line["seq"], parse_time(line["time"]), line["subject"], fields_of(own), payload)
+
+    def kept(self, kept: FrameRecord) -> Opened:
+        """A record in a frame."""
+        return self._open(kept.seq, kept.time_ns, f"{self.subjects.root}.{kept.tail}", kept.headers, kept.payload)
+
+    def _open(self, seq: int, time_ns: int, subject: str, fields: Fields | None, payload: bytes) -> Opened:
+        if fields is None:
+            self.refused["header"] += 1
+            return None
+        judge = None
+        if self.links is not None and subject.startswith(self._via_root):
+            judge = Judge(self.links, seq, time_ns)
+        opened = open_record(self.subjects, self.space_id, subject, fields, payload, judge)
+        if judge is not None and judge.is_open:
+            return UNDECIDED
+        if not isinstance(opened, Received) or opened.kind != "chat":
+            self.refused["wrong_kind" if isinstance(opened, Received) else opened.reason] += 1
+            return None
+        sender, message = opened.sender, opened.message
+        mark = record_mark(time_ns, subject, payload)
+        record = LiveRecord(seq, time_ns, opened.destination, sender, message, (sender, message.id), mark)
+        if opened.admission is None or self.links is None:
+            return record
+        space = self.links.space_name(opened.link, opened.origin, seq)
+        return msgspec.structs.replace(record, origin=opened.origin, space=space)
+
+
+class Surface(Protocol):
+    """Hand a record to the application; False when there is no room for it."""
+
+    def __call__(
+        self,
+        record: LiveRecord,
+        /,
+        *,
+        historical: bool = False,
+        late: bool = False,
+        ahead: bool = False,
+        redelivered: bool = False,
+        durable: bool = False,
+    ) -> bool: ...
+
+
+class Dedup:
+    """What was surfaced at one endpoint, asked and noted."""
+
+    def __init__(self, own_id: str, read_state: ReadState, refused: Counter[str], surface: Surface) -> None:
+        self.own_id = own_id
+        self.read_state = read_state
+        self._refused = refused
+        self._surface = surface
+
+    def offer(self, record: LiveRecord, *, contiguous: bool, **flags: bool) -> bool:
+        """A copy in the order of the log. `contiguous`: nothing lies between what was seen of its channel and it."""
+        memory = self.read_state
+        state = memory.channel(record.channel)
+        if not state.is_new(record.seq) or record.seq in memory.known:
+            return True
+        shown = False
+        if record.sender == self.own_id:
+            memory.known.add(record.seq)  # never surfaced, and nothing to fetch a block of durable copies for
+        else:
+            shown = memory.first_time(record.identity)
+            if not shown:
+                self._refused["repeated"] += 1
+            elif not self._hand_over(record, state, **flags):
+                return False
+        state.surface(record.seq, contiguous=contiguous, shown=shown)
+        memory.marks.saw(record.seq, record.mark)
+        return True
+
+    def offer_backfilled(self, record: LiveRecord, *, historical: bool) -> bool:
+        """A record that others of its channel have passed."""
+        memory = self.read_state
+        if memory.first_time(record.identity):
+            state = memory.channel(record.channel)
+            if not self._hand_over(record, state, historical=historical):
+                return False
+            state.surface_backfilled(record.seq)
+            memory.marks.saw(record.seq, record.mark)
+        return True
+
+    def offer_durable(self, record: LiveRecord, *, redelivered: bool, ahead: bool = False) -> bool:
+        """A durable copy. A copy in the application's hands stays the only one: whoever offers this one waits until
+        that was settled."""
+        memory = self.read_state
+        if record.sender == self.own_id or memory.is_known(record.seq):
+            return True
+        if not memory.first_time(record.identity):
+            self._refused["repeated"] += 1
+            return True
+        state = memory.channel(record.channel)
+        if not self._hand_over(record, state, redelivered=redelivered, durable=True, ahead=ahead):
+            return False
+        state.surface_durable(record.seq)
+        memory.marks.saw(record.seq, record.mark)
+        return True
+
+    def _hand_over(self, record: LiveRecord, state: ChannelState, *, redelivered: bool = False, **flags: bool) -> bool:
+        """`late` if a newer one of its channel was surfaced before, `redelivered` if it was itself: by whichever
+        process, as far as it is remembered."""
+        memory = self.read_state
+        again = redelivered or record.seq in memory.handed
+        shown = False
+        try:
+            shown = self._surface(record, late=record.seq < state.newest, redelivered=again, **flags)
+        finally:
+            if not shown:
+                memory.forget(record.identity)
+        if not shown:
+            return False
+        memory.hold(record.seq, record.identity)
+        return True

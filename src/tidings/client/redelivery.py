@@ -1,0 +1,205 @@
+"""Messages that a program gave back: handed out again after a growing pause, and after a ceiling kept as dead letters.
+
+    handler raises, or `nak()`  ->  pause  ->  handed out again, `redelivered`  ->  ...  ->  dead letter with the error
+
+A message that waits here stays unsettled: whoever is killed meanwhile gets it again, as ever. A dead letter is kept by
+the steward (`tidings dead`), and only then the message is settled, so that it holds nothing else up. One that somebody
+wants again is fetched and handed out like any other; settling it drops the letter. Tries are counted by this program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tidings.client.incoming import Incoming
+from tidings.client.records import UNDECIDED
+from tidings.errors import DeadLetter, DeniedError, TidingsError, UnreachableError, UsageError
+from tidings.util.backoff import Backoff
+from tidings.util.task_ends import end_tasks
+from tidings.wire.roster import Agent
+from tidings.wire.times import parse_time
+
+if TYPE_CHECKING:
+    from tidings.client.endpoint import Endpoint
+
+#: before the steward is asked again
+RETRY = Backoff(1.0, 60.0)
+LONGEST_ERROR = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often a message that was given back is handed out in all, and the pauses between: doubling, bounded."""
+
+    attempts: int = 5
+    first: float = 1.0
+    longest: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.first < 0 or self.longest < 0:
+            raise UsageError("a message is tried at least once, and pauses are seconds: Retry(attempts=5, first=1.0)")
+
+    def pause(self, attempt: int) -> float:
+        """Seconds before the try that follows this one, which is counted from 1."""
+        return Backoff(self.first, self.longest, jitter=0).delay(attempt, 0.5)
+
+    def is_over(self, attempt: int) -> bool:
+        return attempt >= self.attempts
+
+
+class Redelivery:
+    """What the program of one endpoint gave back."""
+
+    def __init__(self, endpoint: Endpoint, retry: Retry) -> None:
+        self.endpoint = endpoint
+        self.retry = retry
+        #: letters that were fetched to be tried again and are in the application's hands
+        self._fetched: set[str] = set()
+        self._asked = 0
+        self._more = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fetching: asyncio.Task[None] | None = None
+        self._begun = False
+        endpoint.roster.on_own_row.append(self._on_row)
+
+    async def take(self, incoming: Incoming, delay: float | None, error: str) -> None:
+        """A message the application is done with for now."""
+        if self.retry.is_over(incoming.attempt):
+            self._start(self._bury(incoming, error))
+            return
+        pause = self.retry.pause(incoming.attempt) if delay is None else delay
+        self._start(self._again(incoming, pause))
+
+    async def _again(self, incoming: Incoming, pause: float) -> None:
+        await asyncio.sleep(pause)
+        await self.endpoint.hand_over(
+            replace(incoming, attempt=incoming.attempt + 1, redelivered=True, _settled=False, _returned=False)
+        )
+
+    # --- dead letters ---
+
+    async def _bury(self, incoming: Incoming, error: str) -> None:
+        """Have the steward keep it, for as long as that takes, and only then settle it.
+
+        Only a refusal that no later try can change ends this: the message is gone or not ours, or we may not ask.
+        """
+        ref = f"{incoming.kind}-{incoming.seq}"
+        told = DeadLetter(
+            f"{ref} from {incoming.sender.name} was given back {incoming.attempt} times and is a dead letter now "
+            f"(`tidings dead show {ref}`): {error or 'no error was said'}"
+        )
+        delays, is_told = RETRY.delays(), False
+        while True:
+            try:
+                await self.endpoint.connection.call(
+                    "dead",
+                    "put",
+                    kind=incoming.kind,
+                    seq=incoming.seq,
+                    error=error[:LONGEST_ERROR],
+                    attempts=incoming.attempt,
+                )
+            except (UsageError, DeniedError) as refusal:
+                told = DeadLetter(f"{told}; it could not be kept: {refusal}")
+            except TidingsError as failure:
+                if not is_told and not isinstance(failure, UnreachableError):
+                    is_told = True
+                    self.endpoint.events.emit("error", failure)
+                await asyncio.sleep(next(delays))
+                continue
+            break
+        await incoming._bury()
+        self.endpoint.events.emit("error", told)
+
+    # --- letters that are wanted again ---
+
+    def begin(self) -> None:
+        """This program receives from now on, so what is wanted again is for it."""
+        if not self._begun:
+            self._begun = True
+            row = self.endpoint.roster.get(self.endpoint.id)
+            if row is not None:
+                self._on_row(row)
+
+    def _on_row(self, row: Agent) -> None:
+        if self._begun and row.wanted and row.wanted != self._asked:
+            self._asked = row.wanted
+            self._fetch_soon()
+
+    def _fetch_soon(self) -> None:
+        if self._fetching is None or self._fetching.done():
+            self._fetching = self._start(self._fetch())
+
+    async def _fetch(self) -> None:
+        asked = 0
+        while asked != self._asked:
+            asked = self._asked
+            try:
+                answer = await self.endpoint.connection.call("dead", "wanted")
+            except TidingsError:
+                asked = 0
+                await asyncio.sleep(RETRY.first)
+                continue
+            self._more = bool(answer["more"])
+            for line in answer["letters"]:
+                if line["letter"] not in self._fetched:
+                    await self._try_again(line)
+
+    async def _try_again(self, line: dict[str, Any]) -> None:
+        try:
+            incoming = await self.opened(line)
+        except TidingsError as error:
+            self.endpoint.events.emit("error", error)
+            return
+        if incoming is None:
+            return
+        ref = str(line["letter"])
+        self._fetched.add(ref)
+
+        async def settle() -> None:
+            self._fetched.discard(ref)
+            with suppress(TidingsError):  # it stays wanted, and comes again with the next program
+                await self.endpoint.connection.call("dead", "drop", letter=ref)
+            if incoming.kind == "direct":
+                with suppress(TidingsError):
+                    await self.endpoint.tell_read(incoming.kept)
+            if self._more:
+                self._fetch_soon()
+
+        async def forget() -> None:
+            self._fetched.discard(ref)
+
+        incoming.redelivered = incoming.durable = True
+        incoming._settle, incoming._keep, incoming._buried, incoming._nak = settle, None, forget, self.take
+        await self.endpoint.hand_over(incoming)
+
+    async def opened(self, line: dict[str, Any]) -> Incoming | None:
+        """The message of a letter, verified like any other; None if it is no longer there."""
+        record = line["record"]
+        if record is None:
+            return None
+        if line["kind"] == "direct":
+            block, payload = base64.b64decode(record["headers"]), base64.b64decode(record["payload"])
+            stored = record["seq"], parse_time(record["time"])
+            return await self.endpoint._direct.reopened(record["subject"], block, payload, *stored)
+        opener = self.endpoint.opener
+        while (opened := opener.stored(record)) is UNDECIDED:
+            await opener.learn_links(int(record["seq"]))
+        return self.endpoint._incoming(opened, historical=False) if opened is not None else None
+
+    # --- life ---
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        self._begun = False
+        await end_tasks(self._tasks)
