@@ -33,7 +33,7 @@ from tidings.errors import TidingsError
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.jwt import split_credentials
 from tidings.rpc.control import ControlClient
-from tidings.steward.status import collect, resident_bytes
+from tidings.supervisor.status import collect, resident_bytes
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import Sender

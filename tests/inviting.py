@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from tidings.steward import children
+from tidings.supervisor import children
 from tidings.testing.real_space import RealSpace
 
 

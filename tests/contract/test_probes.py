@@ -23,7 +23,7 @@ async def test_a_steward_stopped_while_it_starts_leaves_no_lease_that_the_next_m
         async def has_written() -> bool:
             return bool((await core.info("LOG_main"))["state"]["last_seq"] > before)
 
-        async with child("-m", "tidings.steward.children", "steward", *place) as doomed:
+        async with child("-m", "tidings.supervisor.children", "steward", *place) as doomed:
             await eventually(has_written, within=20, every=0, what="it takes its lease")
             doomed.signal(signal.SIGTERM)
             assert await doomed.ended() == 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tidings.server.disk import DiskReserve
-from tidings.steward.status import UNHEALTHY, UNREACHABLE, collect
+from tidings.supervisor.status import UNHEALTHY, UNREACHABLE, collect
 from tidings.testing.processes import pause, steward_child
 from tidings.testing.real_space import RealSpace
 from tidings.util.private_files import locked

@@ -103,7 +103,7 @@ async def test_a_second_steward_process_ends_with_the_name_of_the_first(prepared
     place = ("--home", prepared.home.home, "--space", "main", "--lease-ttl", "1")
     async with (
         steward_child(prepared.home) as first,
-        child("-m", "tidings.steward.children", "steward", *place) as second,
+        child("-m", "tidings.supervisor.children", "steward", *place) as second,
     ):
         error = (await second.line())["error"]
         assert error["code"] == "lease_held"

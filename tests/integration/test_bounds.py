@@ -14,9 +14,9 @@ from tidings.admin.agents import AgentFile, Ledger
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import AuthRevoked, DeniedError
 from tidings.nats import client as broker
-from tidings.steward import watcher as watching
-from tidings.steward.status import resident_bytes
-from tidings.steward.watcher import Breach, Watcher
+from tidings.supervisor import watcher as watching
+from tidings.supervisor.status import resident_bytes
+from tidings.supervisor.watcher import Breach, Watcher
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.security.actor import line
 from tidings.testing.waiting import eventually

@@ -41,8 +41,8 @@ from tidings.rpc.control import ControlClient
 from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import ensure_certificates
 from tidings.server.invitation_token import token_of
-from tidings.steward.admin_process import AdminProcess
-from tidings.steward.watcher import INVITED, MOST_INVITED, Watcher
+from tidings.supervisor.admin_process import AdminProcess
+from tidings.supervisor.watcher import INVITED, MOST_INVITED, Watcher
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.invitations import InvitationLine, acceptance, parse_invitation

@@ -34,7 +34,7 @@ from tidings.nats.errors import NatsError
 from tidings.rpc.control import ControlClient
 from tidings.server.invitation_token import token_of
 from tidings.server.keyring import Keyring
-from tidings.steward.admin_process import AdminProcess
+from tidings.supervisor.admin_process import AdminProcess
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 from tidings.wire.invitations import InvitationLine, acceptance, parse_invitation

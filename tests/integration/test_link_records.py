@@ -17,8 +17,9 @@ from tidings.cli.options import place
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, InvalidName, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect
-from tidings.steward import children, link_records
-from tidings.steward.watcher import LINKED, MOST_LINKED, Watcher
+from tidings.steward import link_records
+from tidings.supervisor import children
+from tidings.supervisor.watcher import LINKED, MOST_LINKED, Watcher
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.util import failpoints

@@ -20,8 +20,8 @@ from tidings.pipeline.deliverer import DeliverBatch
 from tidings.pipeline.status import look
 from tidings.server.state import StateBucket
 from tidings.steward import backstop
-from tidings.steward.pipeline_process import PipelineKeeper
-from tidings.steward.status import delivery
+from tidings.supervisor.pipeline_process import PipelineKeeper
+from tidings.supervisor.status import delivery
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import roster
@@ -95,7 +95,7 @@ async def test_a_beat_that_is_old_or_of_a_process_that_was_seen_to_die_is_no_lif
     async with pair.core() as js:
         await keep(js, pair, "beat.deliver", beat(beat=1))
     assert (await delivery(pair.home))["running"]
-    monkeypatch.setattr("tidings.steward.status.lock_holder", lambda _path: "somebody")
+    monkeypatch.setattr("tidings.supervisor.status.lock_holder", lambda _path: "somebody")
     pair.home.write_state({"pipeline": {"wanted": True, "phase": "restarting", "gone": 4_711}})
     facts = await delivery(pair.home)
     assert not facts["running"]
@@ -114,7 +114,7 @@ async def test_pipeline_status_says_what_is_behind_and_answers_with_its_exit_cod
 ) -> None:
     code, out, _ = await operator.run("pipeline", "status")
     assert (code, "leaves it out" in out) == (0, True)
-    monkeypatch.setattr("tidings.steward.status.lock_holder", lambda _path: "somebody")
+    monkeypatch.setattr("tidings.supervisor.status.lock_holder", lambda _path: "somebody")
     pair.home.write_state({"pipeline": {"wanted": True, "phase": "unavailable", "why": "there is no Java."}})
     code, out, err = await operator.run("pipeline", "status")
     assert (code, "there is no Java; durable delivery adds" in err) == (3, True)
@@ -150,7 +150,7 @@ async def test_delivery_that_is_wanted_and_cannot_be_looked_at_is_a_problem_with
     spoil: Callable[[Path], None],
     reason: str,
 ) -> None:
-    monkeypatch.setattr("tidings.steward.status.lock_holder", lambda _path: "somebody")
+    monkeypatch.setattr("tidings.supervisor.status.lock_holder", lambda _path: "somebody")
     pair.home.write_state({"phase": "ready", "pipeline": {"wanted": True, "phase": "running"}})
     spoil(pair.home.pipeline_creds)
     code, out, _ = await operator.run("status", "--as", "ada", "--json")
@@ -170,7 +170,7 @@ async def test_delivery_that_is_wanted_and_cannot_be_looked_at_is_a_problem_with
 async def test_where_the_space_has_switched_delivery_off_its_silence_is_no_problem_and_status_says_so(
     pair: RealSpace, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.steward.status.lock_holder", lambda _path: "somebody")
+    monkeypatch.setattr("tidings.supervisor.status.lock_holder", lambda _path: "somebody")
     pair.home.write_state({"phase": "ready", "pipeline": {"wanted": True, "phase": "restarting", "why": "it died"}})
 
     async def problems() -> list[bool]:

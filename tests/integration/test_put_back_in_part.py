@@ -8,7 +8,7 @@ from tidings.admin.moving import _core
 from tidings.errors import AuthRevoked
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
-from tidings.steward.supervisor import Supervisor, UpOptions
+from tidings.supervisor.supervisor import Supervisor, UpOptions
 from tidings.testing.real_space import RealSpace
 from tidings.util.private_files import write_private
 from tidings.wire.keys import ACCOUNT, KeyPair

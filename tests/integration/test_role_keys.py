@@ -29,7 +29,7 @@ from tidings.errors import AuthRevoked, ConfigError, UnreachableError, Untrusted
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.server.certificates import is_pair
-from tidings.steward import supervisor as supervising
+from tidings.supervisor import supervisor as supervising
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
 

@@ -119,7 +119,7 @@ def _place(option: str, text: str | None) -> str | None:
 
 
 async def _run(where: Place, options: list[str]) -> None:
-    from tidings.steward.pipeline_process import PipelineProcess
+    from tidings.supervisor.pipeline_process import PipelineProcess
 
     where.home.make()
     process = await PipelineProcess.start(where.home, options)
@@ -195,7 +195,7 @@ def status(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOpti
 
       tidings pipeline status --space lab --json
     """
-    from tidings.steward.status import delivery
+    from tidings.supervisor.status import delivery
 
     where = place(space, home)
     where.home.read_info()

@@ -192,8 +192,8 @@ async def _foreground(
     certificate: tuple[str, str] | None,
     elsewhere: dict[str, Any],
 ) -> None:
-    from tidings.steward.children import log_to
-    from tidings.steward.supervisor import Supervisor, UpOptions
+    from tidings.supervisor.children import log_to
+    from tidings.supervisor.supervisor import Supervisor, UpOptions
 
     where.home.make()
     log_to(where.home.logs / "up.log")
@@ -391,7 +391,7 @@ def status(
 
       tidings status --space lab --json
     """
-    from tidings.steward.status import collect
+    from tidings.supervisor.status import collect
 
     where = place(space, home, acting_as)
     where.home.read_info()
@@ -414,7 +414,7 @@ def _with_host(facts: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
     failing = host.pop("failures")
     if not failing:
         return facts | {"host": host}
-    from tidings.steward.status import UNHEALTHY
+    from tidings.supervisor.status import UNHEALTHY
 
     problems, code = [*facts["problems"], *failing], facts["exit_code"] or UNHEALTHY
     return facts | {"host": host, "healthy": False, "problems": problems, "exit_code": code}
@@ -423,7 +423,7 @@ def _with_host(facts: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
 def _with_links(facts: dict[str, Any], where: Place) -> dict[str, Any]:
     """Links that should be carried and are not make a space unhealthy; one that waits for another space does not."""
     from tidings.cli.link_status import look
-    from tidings.steward.status import UNHEALTHY
+    from tidings.supervisor.status import UNHEALTHY
 
     links = look(where, facts["supervisor"]["running"])
     failing = links.pop("problems")

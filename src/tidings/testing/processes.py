@@ -109,7 +109,7 @@ async def steward_child(
     """A steward that serves."""
     place = ("--home", home.home, "--space", home.name, "--lease-ttl", str(ttl))
     known = ("--after", after) if after else ()
-    async with child("-m", "tidings.steward.children", "steward", *place, *known, failpoint=failpoint) as running:
+    async with child("-m", "tidings.supervisor.children", "steward", *place, *known, failpoint=failpoint) as running:
         said = await running.line()
         assert said.get("ready"), said
         yield StewardChild(running.process, holder=said["holder"], lease=said["lease"])

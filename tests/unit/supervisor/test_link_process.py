@@ -10,8 +10,8 @@ import pytest
 
 from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.admin.link_registry import AgreedLink, LinkLedger
-from tidings.steward import link_process
-from tidings.steward.link_process import LinkKeeper
+from tidings.supervisor import link_process
+from tidings.supervisor.link_process import LinkKeeper
 from tidings.testing.waiting import eventually
 from tidings.util.backoff import Backoff
 

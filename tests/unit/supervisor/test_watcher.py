@@ -12,10 +12,10 @@ import pytest
 from tidings.admin.home import SpaceHome
 from tidings.errors import TidingsError, UsageError
 from tidings.server.disk import Room
-from tidings.steward import supervisor as supervising
-from tidings.steward import watcher as watching
-from tidings.steward.supervisor import Supervisor, UpOptions
-from tidings.steward.watcher import BURST, IN_TURN, Breach, Watcher
+from tidings.supervisor import supervisor as supervising
+from tidings.supervisor import watcher as watching
+from tidings.supervisor.supervisor import Supervisor, UpOptions
+from tidings.supervisor.watcher import BURST, IN_TURN, Breach, Watcher
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
 

@@ -1,6 +1,13 @@
 """Who takes too much of the broker, decided without one."""
 
-from tidings.steward.watcher import BURST, HOUR_LEAST, MOST_CONNECTIONS, MOST_RETURNS, MOST_SUBSCRIPTIONS, AgentBounds
+from tidings.supervisor.watcher import (
+    BURST,
+    HOUR_LEAST,
+    MOST_CONNECTIONS,
+    MOST_RETURNS,
+    MOST_SUBSCRIPTIONS,
+    AgentBounds,
+)
 
 MB = 1_000_000
 

@@ -15,7 +15,7 @@ from typing import Any
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_registry import LinkLedger
 from tidings.errors import TidingsError
-from tidings.steward.speaking_process import SpeakingProcess
+from tidings.supervisor.json_lines_process import SpeakingProcess
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
 

@@ -14,8 +14,8 @@ from tidings.admin.home import SpaceHome
 from tidings.admin.listening import listen_on
 from tidings.errors import ConfigError
 from tidings.server.nats_server import free_port
-from tidings.steward import supervisor as supervising
-from tidings.steward.supervisor import Supervisor, UpOptions
+from tidings.supervisor import supervisor as supervising
+from tidings.supervisor.supervisor import Supervisor, UpOptions
 from tidings.testing.waiting import eventually
 
 

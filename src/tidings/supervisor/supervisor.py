@@ -44,13 +44,13 @@ from tidings.nats.jetstream import JetStream
 from tidings.nats.jwt import split_credentials
 from tidings.server.disk import DiskReserve
 from tidings.server.nats_server import Broker, binary_version, find_binary
-from tidings.steward.admin_process import AdminProcess, error_of, spawn
 from tidings.steward.damage import seal_known_damage
-from tidings.steward.link_process import LinkKeeper
-from tidings.steward.pipeline_process import PipelineKeeper
-from tidings.steward.speaking_process import end_child
-from tidings.steward.token_keeper import TokenKeeper
-from tidings.steward.watcher import INVITED, LINKED, Breach, Watcher
+from tidings.supervisor.admin_process import AdminProcess, error_of, spawn
+from tidings.supervisor.json_lines_process import end_child
+from tidings.supervisor.link_process import LinkKeeper
+from tidings.supervisor.pipeline_process import PipelineKeeper
+from tidings.supervisor.token_keeper import TokenKeeper
+from tidings.supervisor.watcher import INVITED, LINKED, Breach, Watcher
 from tidings.util import failpoints
 from tidings.util.backoff import Backoff
 from tidings.util.private_files import lock_holder, locked, read_private

@@ -19,7 +19,7 @@ from typing import Any, Self
 from tidings.admin.home import SpaceHome
 from tidings.errors import ERRORS_BY_CODE, TidingsError
 from tidings.server.nats_server import die_at_once_with_parent
-from tidings.steward.speaking_process import end_child
+from tidings.supervisor.json_lines_process import end_child
 
 #: seconds that one thing may take
 PATIENCE = 120.0
@@ -34,7 +34,7 @@ async def spawn(
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tidings.steward.children",
+        "tidings.supervisor.children",
         program,
         "--home",
         str(home.home),

@@ -15,7 +15,7 @@ from typing import Any
 
 from tidings.admin.home import SpaceHome
 from tidings.errors import PrerequisiteMissing
-from tidings.steward.speaking_process import SpeakingProcess
+from tidings.supervisor.json_lines_process import SpeakingProcess
 from tidings.util.backoff import Backoff
 
 #: an orderly end: the batch at hand, the lease, the JVM

@@ -1,7 +1,7 @@
 """The programs a supervisor starts, each in its own process with its own secrets.
 
-    python -m tidings.steward.children steward --home H --space S [--after HOLDER]
-    python -m tidings.steward.children admin   --home H --space S
+    python -m tidings.supervisor.children steward --home H --space S [--after HOLDER]
+    python -m tidings.supervisor.children admin   --home H --space S
 
 A steward says on standard output, in lines of JSON, when it is ready and what it asks its supervisor to do, and at last
 what became of it. The admin process is told what to do in lines of JSON on standard input, does one after the other

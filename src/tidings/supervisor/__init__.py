@@ -1,0 +1,1 @@
+"""`tidings up`: child processes, their status, and watchdogs."""
