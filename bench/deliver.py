@@ -32,7 +32,7 @@ from typing import Any
 import texts
 from fanout import Delivery, Fanout, People, fanout
 from measuring import note, report
-from tidings.pipeline.session import SessionSettings, start_session, stop_session
+from tidings.delivery.session import SessionSettings, start_session, stop_session
 
 WARM = 15_000
 #: of the growth in members: few channels, so that a thousand members in each are quickly made

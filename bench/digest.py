@@ -6,7 +6,7 @@ digest_s         those seconds
 compare_ms       a comparison of two such sides that differ in 100 messages, from digests that are there: the questions,
                  the buckets and the ids of what differs, without a network
 compare_questions   how many questions that took, and `compare_ids` how many ids were handed over
-spark_ratio      seconds of `pipeline/digests.py` over 1,000,000 messages of 400 bytes from Parquet, local[2], warm
+spark_ratio      seconds of `delivery/digests.py` over 1,000,000 messages of 400 bytes from Parquet, local[2], warm
                  / of the same table with SHA-256 of each payload and each item and nothing else
 
 Medians of interleaved pairs.
@@ -30,9 +30,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  how Spark's own documentation calls it
 
 from measuring import median_ratio, note, options, pairs, report
+from tidings.delivery.digests import digests
+from tidings.delivery.session import SessionSettings, start_session, stop_session
 from tidings.link.compare import MOST_IDS, Comparison
-from tidings.pipeline.digests import digests
-from tidings.pipeline.session import SessionSettings, start_session, stop_session
 from tidings.wire.digests import (
     BucketsAnswer,
     ChannelDigests,

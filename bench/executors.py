@@ -25,7 +25,7 @@ import texts
 from fanout import fanout
 from measuring import report
 from standalone_spark import packed, standalone_spark
-from tidings.pipeline.session import SessionSettings, start_session, stop_session
+from tidings.delivery.session import SessionSettings, start_session, stop_session
 
 WARM = 2_000
 

@@ -30,11 +30,11 @@ from typing import Any
 import pyarrow as pa
 
 from measuring import median_ratio, options, pairs, report
+from tidings.delivery.encoding import SCHEMA, EncodingRules, RulesHolder, decode_rows, encode_partition
+from tidings.delivery.sent_rules import SentRules
+from tidings.delivery.session import SessionSettings, start_session
 from tidings.model.classify import KEPT_HEADERS, Classifier, Deliverable
 from tidings.model.rulebook import Rulebook
-from tidings.pipeline.encoding import SCHEMA, EncodingRules, RulesHolder, decode_rows, encode_partition
-from tidings.pipeline.sent_rules import SentRules
-from tidings.pipeline.session import SessionSettings, start_session
 from tidings.wire import message as wire_message
 from tidings.wire.frames import FrameRecord
 from tidings.wire.headers import Headers, encode_headers

@@ -31,13 +31,13 @@ import tidings
 from measuring import note, report
 from reading import records_of
 from tidings.client.mailbox import pull
+from tidings.delivery.checkpoint import Checkpoint
+from tidings.delivery.deliverer import DeliverBatch
+from tidings.delivery.folders import LocalFolder
+from tidings.delivery.ledger import DeltaLedger, LedgerPaths
 from tidings.model.planning import Delivered
 from tidings.nats.acks import ACK
 from tidings.nats.jetstream_api import EPOCH_KEY
-from tidings.pipeline.checkpoint import Checkpoint
-from tidings.pipeline.deliverer import DeliverBatch
-from tidings.pipeline.folders import LocalFolder
-from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
 from tidings.testing.processes import child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.util.private_files import private_dir
@@ -224,7 +224,7 @@ async def measure(root: Path, chosen: argparse.Namespace) -> dict[str, float]:
         for name in ("ada", "bob", "cal"):
             await space.add(name)
         note(f"the ledger has {chosen.batches:,} batches after {await age(space, chosen.batches):.0f} s")
-        arguments = ("-m", "tidings.pipeline.process", "--home", str(home), "--space", "main")
+        arguments = ("-m", "tidings.delivery.process", "--home", str(home), "--space", "main")
         async with (
             space.agent("bob") as bob,
             tidings.connect("main", name="ada", home=home) as ada,

@@ -25,8 +25,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from measuring import report
-from tidings.pipeline.delta_writer import DeltaWriter
-from tidings.pipeline.ledger import DELIVERIES
+from tidings.delivery.delta_writer import DeltaWriter
+from tidings.delivery.ledger import DELIVERIES
 from tidings.wire.ids import new_id
 
 OWNERS = [new_id() for _ in range(50)]

@@ -31,10 +31,10 @@ import texts
 from fanout import Fanout, fanout
 from measuring import note, report
 from tidings.client.mailbox import pull
+from tidings.delivery.session import SessionSettings, start_session, stop_session
 from tidings.nats.acks import ACK
 from tidings.nats.client import Connection
 from tidings.nats.jetstream import JetStream
-from tidings.pipeline.session import SessionSettings, start_session, stop_session
 from tidings.server.streams import MINUTE_NS
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair

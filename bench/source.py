@@ -28,12 +28,12 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
+from tidings.delivery.batch_sizing import measure
+from tidings.delivery.session import SessionSettings, start_session
+from tidings.delivery.source import NatsSource
+from tidings.delivery.stream_reader import StreamLocation, StreamReader
 from tidings.nats.core import header_block
 from tidings.nats.jetstream_blocking import WorkerConnection
-from tidings.pipeline.admission import measure
-from tidings.pipeline.session import SessionSettings, start_session
-from tidings.pipeline.source import NatsSource
-from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.server.streams import MINUTE_NS
 from tidings.wire.headers import encode_headers
 from tidings.wire.ids import new_id

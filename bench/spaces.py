@@ -19,7 +19,7 @@ from pathlib import Path
 
 from latency import archive_made, memory_gb, tree
 from measuring import note, report
-from tidings.pipeline.status import look
+from tidings.delivery.status import look
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -54,7 +54,7 @@ async def measure(count: int, messages: int) -> float:
             command = ["--home", folder, "--space", names[0], "--master", "local[2]"]
             for name in names[1:]:
                 command += ["--also", name]
-            job = await stack.enter_async_context(child("-m", "tidings.pipeline.process", *command))
+            job = await stack.enter_async_context(child("-m", "tidings.delivery.process", *command))
             for _ in spaces:
                 while not (said := await job.line(180)).get("ready"):
                     if "error" in said:

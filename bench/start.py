@@ -128,7 +128,7 @@ async def measure(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         for name in ("ada", "bob"):
             await space.add(name, read=["general"], post=["general"])
         home = space.home.home
-        command = ["-m", "tidings.pipeline.process", "--home", str(home), "--space", "main"]
+        command = ["-m", "tidings.delivery.process", "--home", str(home), "--space", "main"]
         for each in options.conf:
             command += ["--conf", each]
         async with space.agent("bob") as bob, tidings.connect("main", name="ada", home=home) as ada:

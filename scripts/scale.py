@@ -47,6 +47,8 @@ from scale_page import (
 from scale_world import BEGAN, SUBJECTS, Assumed, World
 from tidings import __version__
 from tidings.admin.agents import Issued, Ledger
+from tidings.delivery.deliverer import DeliverBatch, Deliverer
+from tidings.delivery.ledger import DELIVERIES, DeltaLedger, LedgerPaths
 from tidings.model.blocks import MadeBlock, Segments, cut_blocks
 from tidings.model.classify import Classifier, Deliverable
 from tidings.model.compaction import removable
@@ -54,8 +56,6 @@ from tidings.model.deferred import Debts
 from tidings.model.planning import Plan, by_reference, plan, settle
 from tidings.model.projection import LogRecord, Table
 from tidings.model.unread import UnreadWindow
-from tidings.pipeline.deliverer import DeliverBatch, Deliverer
-from tidings.pipeline.ledger import DELIVERIES, DeltaLedger, LedgerPaths
 from tidings.server.keyring import Keyring
 from tidings.server.streams import MAX_BUDGET
 from tidings.steward.fair_queue import Admission

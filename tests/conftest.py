@@ -121,8 +121,8 @@ def spark(spark_session: "SparkSession") -> "SparkSession":
 def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     """The one session of this process, with the nats source; skipped without Spark or Java, except in CI."""
     try:
-        from tidings.pipeline.session import SessionSettings, start_session, stop_session
-        from tidings.pipeline.source import NatsSource
+        from tidings.delivery.session import SessionSettings, start_session, stop_session
+        from tidings.delivery.source import NatsSource
 
         work = tmp_path_factory.mktemp("spark")
         with warnings.catch_warnings():

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import tidings
-from tidings.pipeline.session import find_java
+from tidings.delivery.session import find_java
 from tidings.server.nats_server import die_with_parent, free_port
 
 START_SECONDS = 60.0

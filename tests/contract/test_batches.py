@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from bare import BareServer, bare_cluster
+from tidings.delivery.batches import BATCH, BatchPublisher
+from tidings.delivery.outgoing import Outgoing
+from tidings.delivery.publishing import publish_in_order
 from tidings.errors import BrokerUnreachable, LeaseLost, OutcomeUnknown
 from tidings.nats import jetstream_api as api
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
-from tidings.pipeline.batches import BATCH, BatchPublisher
-from tidings.pipeline.outgoing import Outgoing
-from tidings.pipeline.publishing import publish_in_order
 from tidings.wire.records import Page
 from tools.batch_stream import BatchStream
 
@@ -166,7 +166,7 @@ def publisher(stream: BatchStream) -> BatchPublisher:
 def test_a_refusal_that_passes_is_waited_out_and_nobody_owes_anything_for_it(
     refusal: "dict[str, object] | int", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.pipeline.batches.PAUSE", 0)
+    monkeypatch.setattr("tidings.delivery.batches.PAUSE", 0)
     stream = BatchStream(MOST)
     stream.refusals = [refusal, refusal]
     sent = publisher(stream).run({"ada": [Outgoing("dlv.ada", "a", b"1"), Outgoing("dlv.ada", "b", b"2")]})
@@ -175,8 +175,8 @@ def test_a_refusal_that_passes_is_waited_out_and_nobody_owes_anything_for_it(
 
 
 def test_a_stream_that_is_not_back_in_time_refuses_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidings.pipeline.batches.PATIENCE", 0)
-    monkeypatch.setattr("tidings.pipeline.batches.PAUSE", 0)
+    monkeypatch.setattr("tidings.delivery.batches.PATIENCE", 0)
+    monkeypatch.setattr("tidings.delivery.batches.PAUSE", 0)
     stream = BatchStream(MOST)
     stream.refusals = [503] * 8
     sent = publisher(stream).run({"ada": [Outgoing("dlv.ada", "a", b"1")]})

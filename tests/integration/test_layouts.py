@@ -10,10 +10,10 @@ from old_layouts import make_first
 from terminal import Terminal
 from tidings.admin.home import SpaceHome
 from tidings.admin.layout import LAYOUT, migrate
+from tidings.delivery.stream_reader import StreamLocation, StreamReader
 from tidings.errors import AuthRevoked, BrokerUnreachable
 from tidings.nats import jwt
 from tidings.nats.client import connect
-from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.server import grants, streams
 from tidings.server.keyring import Keyring
 from tidings.testing.real_space import RealSpace, real_space

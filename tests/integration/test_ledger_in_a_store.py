@@ -16,12 +16,12 @@ pytest.importorskip("deltalake")
 import pyarrow as pa
 
 from object_store import KEY, SECRET, ObjectStore, object_store
+from tidings.delivery.deliverer import DeliverBatch
+from tidings.delivery.delta_writer import DeltaWriter
+from tidings.delivery.ledger import DeltaLedger, LedgerPaths, append_events, open_debts, put_damaged_aside
 from tidings.errors import ConflictError, OutcomeUnknown, StoreBroken, StoreError
 from tidings.model.deferred import DebtEvent
 from tidings.model.planning import Delivered
-from tidings.pipeline.deliverer import DeliverBatch
-from tidings.pipeline.delta_writer import DeltaWriter
-from tidings.pipeline.ledger import DeltaLedger, LedgerPaths, append_events, open_debts, put_damaged_aside
 from tidings.wire.ids import new_id
 
 pytestmark = pytest.mark.timeout(180)
@@ -212,7 +212,7 @@ def test_people_read_a_table_in_a_store_and_their_process_ends_in_order(paths: L
     written(paths)
     program = (
         "import json, sys\n"
-        "from tidings.pipeline.ledger import open_debts\n"
+        "from tidings.delivery.ledger import open_debts\n"
         "print(len(open_debts(sys.argv[1], json.loads(sys.argv[2])).open))\n"
     )
     assert len(open_debts(paths.debts, paths.storage).open) == 1

@@ -17,11 +17,11 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
-from tidings.pipeline.login import Login
-from tidings.pipeline.options import GivenOptions
-from tidings.pipeline.sink import SinkOptions, publish_batches
-from tidings.pipeline.source import NatsReader
-from tidings.pipeline.source_options import SourceOptions
+from tidings.delivery.login import Login
+from tidings.delivery.options import GivenOptions
+from tidings.delivery.sink import SinkOptions, publish_batches
+from tidings.delivery.source import NatsReader
+from tidings.delivery.source_options import SourceOptions
 
 ROW = pa.record_batch({"subject": ["logged.in"], "id": ["1"], "data": [b"in"]})
 

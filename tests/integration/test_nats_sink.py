@@ -14,8 +14,8 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
-from tidings.pipeline import stream_writer
-from tidings.pipeline.sink import SinkOptions, publish_batches
+from tidings.delivery import stream_writer
+from tidings.delivery.sink import SinkOptions, publish_batches
 
 COLUMNS = ("subject", "id", "data")
 

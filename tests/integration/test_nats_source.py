@@ -18,11 +18,11 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from tidings.pipeline import stream_reader
-from tidings.pipeline.admission import Measured, PartSizes, SeqRange, measure, split
-from tidings.pipeline.source import NatsReader, NatsSource, NatsStreamReader
-from tidings.pipeline.source_options import KNOWN, SourceOptions
-from tidings.pipeline.stream_reader import StreamLocation, StreamReader
+from tidings.delivery import stream_reader
+from tidings.delivery.batch_sizing import Measured, PartSizes, SeqRange, measure, split
+from tidings.delivery.source import NatsReader, NatsSource, NatsStreamReader
+from tidings.delivery.source_options import KNOWN, SourceOptions
+from tidings.delivery.stream_reader import StreamLocation, StreamReader
 
 SMALL, LARGE = b"small", b"x" * 20_000
 
@@ -235,7 +235,7 @@ def test_a_query_that_keeps_up_measures_nothing(
         measured.append(first)
         return measure(reader, subjects, first, *rest)
 
-    monkeypatch.setattr("tidings.pipeline.admission.measure", counted)
+    monkeypatch.setattr("tidings.delivery.batch_sizing.measure", counted)
     for _ in range(3):
         bare.fill("live", 5, data=LARGE)
         assert len(query.batch()) == 1
@@ -267,7 +267,7 @@ async def test_the_next_batch_of_a_backlog_is_measured_while_this_one_is_worked_
             raise BrokerUnreachable("gone for a moment")
         return measure(reader, subjects, first, *rest)
 
-    monkeypatch.setattr("tidings.pipeline.admission.measure", noted)
+    monkeypatch.setattr("tidings.delivery.batch_sizing.measure", noted)
     query = drive(stream, maxBytesPerTrigger=210_000, name=stream)
     ends = [parts[-1].last for parts in query.all()]
     assert ends == [20, 30, 40]

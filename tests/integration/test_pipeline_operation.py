@@ -12,12 +12,12 @@ from deltalake import DeltaTable
 
 from tidings.admin.home import SpaceHome
 from tidings.cli.main import main
+from tidings.delivery.deliverer import DeliverBatch
+from tidings.delivery.status import look
 from tidings.errors import AuthRevoked
 from tidings.model.classify import Poison
 from tidings.model.deferred import DebtEvent, Debts
 from tidings.nats.jetstream import JetStream
-from tidings.pipeline.deliverer import DeliverBatch
-from tidings.pipeline.status import look
 from tidings.server.state import StateBucket
 from tidings.steward import backstop
 from tidings.supervisor.pipeline_process import PipelineKeeper
@@ -188,8 +188,8 @@ async def test_where_the_space_has_switched_delivery_off_its_silence_is_no_probl
 
 
 async def owe(space: RealSpace, *events: DebtEvent) -> None:
-    from tidings.pipeline.delta_writer import DeltaWriter
-    from tidings.pipeline.ledger import DEBTS, LedgerPaths, append_events
+    from tidings.delivery.delta_writer import DeltaWriter
+    from tidings.delivery.ledger import DEBTS, LedgerPaths, append_events
 
     path = LedgerPaths.below(space.home.checkpoint, space.home.lake).debts
     DeltaWriter(path, DEBTS)
@@ -201,7 +201,7 @@ async def test_debts_are_listed_with_names_and_a_cancelled_one_becomes_a_loss_it
 ) -> None:
     from deltalake import DeltaTable
 
-    from tidings.pipeline.ledger import LedgerPaths, events_of
+    from tidings.delivery.ledger import LedgerPaths, events_of
 
     code, out, err = await operator.run("pipeline", "debts")
     assert (code, out, "nobody in space main is owed anything" in err) == (0, "", True)
@@ -251,7 +251,7 @@ async def test_a_debt_is_not_cancelled_without_a_yes(
 def test_a_batch_that_is_repeated_quarantines_nothing_twice_and_the_next_one_is_not_taken_for_it(
     tmp_path: Path,
 ) -> None:
-    from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
+    from tidings.delivery.ledger import DeltaLedger, LedgerPaths
 
     paths = LedgerPaths.below(tmp_path / "checkpoint", tmp_path / "lake")
     poison = [Poison(seq, "td.main.chat.X.general", "json", "depth") for seq in (5, 6, 9)]
@@ -263,7 +263,7 @@ def test_a_batch_that_is_repeated_quarantines_nothing_twice_and_the_next_one_is_
 
 
 async def test_what_was_quarantined_is_listed_once_with_its_reason(pair: RealSpace, operator: Operator) -> None:
-    from tidings.pipeline.ledger import DeltaLedger, LedgerPaths
+    from tidings.delivery.ledger import DeltaLedger, LedgerPaths
 
     assert await operator.json("pipeline", "quarantine") == []
     paths = LedgerPaths.below(pair.home.checkpoint, pair.home.lake)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from bare import BareServer, bare_server
+from tidings.delivery import stream_reader
+from tidings.delivery.source import NatsStreamReader
+from tidings.delivery.source_options import SourceOptions
+from tidings.delivery.stream_reader import StreamLocation, StreamReader
 from tidings.errors import BrokerUnreachable, LogGap, LogRegressed, UsageError
 from tidings.nats import aio
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import Answer, Ask, AskPage
-from tidings.pipeline import stream_reader
-from tidings.pipeline.source import NatsStreamReader
-from tidings.pipeline.source_options import SourceOptions
-from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.testing.waiting import eventually
 from tidings.wire.headers import encode_headers
 from tidings.wire.records import Missing, Page, StoredRecord

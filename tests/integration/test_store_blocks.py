@@ -5,10 +5,10 @@ import socket
 import pytest
 
 from bare import BareServer
+from tidings.delivery import publishing
+from tidings.delivery.outgoing import Outgoing
+from tidings.delivery.publishing import store_blocks
 from tidings.nats.errors import ConnectionGone
-from tidings.pipeline import publishing
-from tidings.pipeline.outgoing import Outgoing
-from tidings.pipeline.publishing import store_blocks
 
 
 def test_what_was_not_stored_is_told_with_its_reason_and_the_rest_is_stored(

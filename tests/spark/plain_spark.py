@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tidings.pipeline.session import SessionSettings, start_session, stop_session
+from tidings.delivery.session import SessionSettings, start_session, stop_session
 
 url, password, work = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 events = work / "events"
@@ -53,7 +53,7 @@ try:
     print(*(progress.json for progress in query.recentProgress))
     said["batches"] = batches
 
-    from tidings.pipeline.source import NatsSource  # as the pipeline of Tidings does, where both are installed
+    from tidings.delivery.source import NatsSource  # as the pipeline of Tidings does, where both are installed
 
     spark.dataSource.register(NatsSource)
     again = spark.read.format("nats").options(**login, stream="logged").load()

@@ -4,8 +4,8 @@ import random
 
 from pyspark.sql import SparkSession
 
+from tidings.delivery.audience import MESSAGES, AudienceRules, Facts, deliverable, facts_of, owed
 from tidings.model.projection import Table
-from tidings.pipeline.audience import MESSAGES, AudienceRules, Facts, deliverable, facts_of, owed
 from tidings.wire.subjects import Chat
 from tools.generated import generate_log, verify_once
 from tools.model import Model

@@ -10,13 +10,13 @@ from crowd import check, join, leave, read_all, say
 from linking import OtherSpace
 from tidings.admin.agents import AgentFile
 from tidings.client.connect_direct import connect_directly
+from tidings.delivery import deliverer as rules
+from tidings.delivery.job import SpaceTable
+from tidings.delivery.stream_reader import StreamLocation, StreamReader
 from tidings.errors import TidingsError
 from tidings.model.projection import Verdict
 from tidings.nats import jwt
 from tidings.nats.jetstream_blocking import WorkerConnection
-from tidings.pipeline import deliverer as rules
-from tidings.pipeline.job import SpaceTable
-from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.server.keyring import Keyring
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually

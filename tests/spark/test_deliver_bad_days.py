@@ -14,15 +14,15 @@ from deltalake import DeltaTable
 
 from crowd import AGENTS, Crowd, check, check_order, clients, gathered, join, others, post_large, read_all, say, say_on
 from tidings.cli.main import main
+from tidings.delivery import deliverer as rules
+from tidings.delivery import heartbeat
+from tidings.delivery.broker_state import MAILBOX_FRAMES, BrokerState, DeliverFloor
+from tidings.delivery.job import DeliverJob
+from tidings.delivery.range_encoder import RangeEncoder
+from tidings.delivery.status import look
 from tidings.errors import LeaseHeld, LeaseLost, TidingsError
 from tidings.model import planning
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
-from tidings.pipeline import deliverer as rules
-from tidings.pipeline import heartbeat
-from tidings.pipeline.broker_state import MAILBOX_FRAMES, BrokerState, DeliverFloor
-from tidings.pipeline.job import DeliverJob
-from tidings.pipeline.range_encoder import RangeEncoder
-from tidings.pipeline.status import look
 from tidings.server.lease import DeliverLease
 from tidings.testing.proxy import fault_proxy
 from tidings.testing.real_space import AgentClient, RealSpace, real_space

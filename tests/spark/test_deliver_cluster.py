@@ -11,7 +11,7 @@ import pytest
 
 import tidings
 from crowd import Crowd, check, join, read_all, say
-from tidings.pipeline.status import look
+from tidings.delivery.status import look
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -62,7 +62,7 @@ async def test_on_two_executors_with_the_code_shipped_to_them_everybody_gets_exa
     command += ["--small-records", "0"]
     for key, value in settings.items():
         command += ["--conf", f"{key}={value}"]
-    async with child("-m", "tidings.pipeline.process", *command, more=with_secret(tmp_path / "conf")) as job:
+    async with child("-m", "tidings.delivery.process", *command, more=with_secret(tmp_path / "conf")) as job:
         while not (said := await job.line(120)).get("ready"):
             assert not {"error", "warning"} & set(said), said
         assert not [words for words in command_lines() if SECRET in words], "every user reads those"

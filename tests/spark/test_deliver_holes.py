@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from crowd import Crowd, check, check_order, clients, join, narrow, read_all, retain_nothing, say, say_on, set_class
+from tidings.delivery import deliverer as rules
+from tidings.delivery.range_encoder import RangeEncoder
 from tidings.errors import TidingsError
-from tidings.pipeline import deliverer as rules
-from tidings.pipeline.range_encoder import RangeEncoder
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.frames import Lost

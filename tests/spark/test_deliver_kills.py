@@ -50,7 +50,7 @@ def job_process(
     space: RealSpace, root: Path, failpoint: str, way: Mapping[str, str] | None = None
 ) -> AbstractAsyncContextManager[processes.Child]:
     """The same job as `delivering`, in a process of its own; with `way`, on the JVM that leads to."""
-    module = "tools.driver" if way else "tidings.pipeline.process"
+    module = "tools.driver" if way else "tidings.delivery.process"
     place = ("--home", space.home.home, "--space", space.home.name, "--master", "local[1]", "--lease-ttl", "0.5")
     kept = ("--checkpoint", root / "checkpoint", "--lake", root / "lake")
     return processes.child("-m", module, *place, *kept, failpoint=failpoint, more=way)

@@ -9,11 +9,11 @@ import pytest
 import tidings
 from crowd import AGENTS, Crowd, check, clients, join, leave, narrow, post_large, read_all, say
 from tidings.client.connect_direct import connect_directly
+from tidings.delivery import deliverer as rules
+from tidings.delivery import job as job_module
+from tidings.delivery.job import FULL_LOG_WORDS
 from tidings.errors import TidingsError
 from tidings.nats.jetstream_api import NO_END
-from tidings.pipeline import deliverer as rules
-from tidings.pipeline import job as job_module
-from tidings.pipeline.job import FULL_LOG_WORDS
 from tidings.server.streams import gate_state
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually

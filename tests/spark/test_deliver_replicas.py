@@ -10,9 +10,9 @@ import pytest
 from cluster_load import leader_of, rolling_restart, up_again
 from crowd import Crowd, check, clients, gathered, join, read_all, say
 from foreign import connect
+from tidings.delivery import batches, deliverer
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
-from tidings.pipeline import batches, deliverer
 from tidings.server.nats_server import Broker
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.testing.waiting import eventually, insist

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from crowd import AGENTS, Crowd, check, clients, join, post_large, read_all, say, set_class
-from tidings.pipeline.ledger import LedgerPaths
+from tidings.delivery.ledger import LedgerPaths
 from tidings.testing.processes import child
 from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.wire import signing
@@ -135,7 +135,7 @@ async def test_a_backlog_of_large_messages_is_delivered_on_the_heap_that_everybo
                 await join(agent, "team.>")
             seqs = await post_large(ada, "team.0", 200_000, count)
             box, place = Mailbox(), ("--home", space.home.home, "--space", space.home.name)
-            async with child("-m", "tidings.pipeline.process", *place) as job:
+            async with child("-m", "tidings.delivery.process", *place) as job:
                 while not (said := await job.line(120)).get("ready"):
                     assert "error" not in said, said
                 await read_until(bob, box, count)

@@ -13,11 +13,11 @@ import pytest
 
 from crowd import Crowd, check, join, read_all, say
 from object_store import SECRET, ObjectStore, object_store
+from tidings.delivery.checkpoint import Checkpoint
+from tidings.delivery.folders import HadoopFolder
+from tidings.delivery.job import DeliverJob
+from tidings.delivery.status import look
 from tidings.errors import PrerequisiteMissing
-from tidings.pipeline.checkpoint import Checkpoint
-from tidings.pipeline.folders import HadoopFolder
-from tidings.pipeline.job import DeliverJob
-from tidings.pipeline.status import look
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -146,7 +146,7 @@ async def test_the_process_takes_the_place_and_the_environment_and_writes_the_se
     command = ["--home", str(space.home.home), "--space", space.home.name, "--master", "local[1]", "--lake", lake]
     for key, value in (store.options | HASTY).items():
         command += ["--storage", f"{key}={value}"]
-    async with child("-m", "tidings.pipeline.process", *command, more=store.environment) as job:
+    async with child("-m", "tidings.delivery.process", *command, more=store.environment) as job:
         while not (said := await job.line(120)).get("ready"):
             assert "error" not in said, said
         await eventually(lambda: look(space.home).behind == 0, within=60, what="it is delivered")
@@ -179,7 +179,7 @@ def test_a_checkpoint_that_this_spark_cannot_open_is_said_before_anything_starts
 
 
 def test_a_folder_through_hadoop_does_what_one_on_this_machine_does(spark: SparkSession, tmp_path: Path) -> None:
-    """`tests/unit/pipeline/test_checkpoint.py` has the same for a folder of this machine."""
+    """`tests/unit/delivery/test_checkpoint.py` has the same for a folder of this machine."""
     place = tmp_path / "checkpoint" / "spark"
     checkpoint = Checkpoint(HadoopFolder(spark, f"file://{place}"))
     assert (checkpoint.damage(), checkpoint.offsets(), checkpoint.pending()) == (None, [], None)

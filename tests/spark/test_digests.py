@@ -7,7 +7,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from golden.digests import ITEMS
-from tidings.pipeline.digests import DIGESTS, MESSAGES, days, digests
+from tidings.delivery.digests import DIGESTS, MESSAGES, days, digests
 from tidings.wire.digests import ChannelDigests, payload_hash
 from tools.digest_sides import message_id, same_bucket, sender
 

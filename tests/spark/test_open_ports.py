@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tidings.pipeline.session import unguarded
+from tidings.delivery.session import unguarded
 from tidings.testing.security.machine import attack, surface_of
 from tidings.testing.waiting import eventually
 

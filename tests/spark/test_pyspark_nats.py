@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bare import guarded
-from tidings.pipeline.sink import SinkOptions, publish_batches
+from tidings.delivery.sink import SinkOptions, publish_batches
 
 pa = pytest.importorskip("pyarrow")
 

@@ -11,10 +11,10 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
+from tidings.delivery.encoding import SCHEMA, Encoded, EncodingRules, RulesHolder, decode_rows, encode_partition
+from tidings.delivery.sent_rules import SentRules
+from tidings.delivery.source import arrow_schema
 from tidings.model.rulebook import Rulebook
-from tidings.pipeline.encoding import SCHEMA, Encoded, EncodingRules, RulesHolder, decode_rows, encode_partition
-from tidings.pipeline.sent_rules import SentRules
-from tidings.pipeline.source import arrow_schema
 from tidings.wire.headers import encode_headers
 from tidings.wire.message import Sender, compose
 from tidings.wire.rulings import Access

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from crowd import check, clients, gathered, join, read_all, say
-from tidings.pipeline.job import DeliverJob
-from tidings.pipeline.several import POOL, SeveralJobs
-from tidings.pipeline.status import look
+from tidings.delivery.job import DeliverJob
+from tidings.delivery.several import POOL, SeveralJobs
+from tidings.delivery.status import look
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -35,7 +35,7 @@ async def test_while_the_broker_of_one_space_is_gone_the_other_is_delivered_and_
                 await say(crowd["ada"], "team.0", "first")
         command = ["--home", str(root), "--space", "main", "--also", "lab", "--master", "local[2]"]
         command += ["--small-records", "0", "--lake", str(tmp_path / "lake")]
-        async with child("-m", "tidings.pipeline.process", *command) as job:
+        async with child("-m", "tidings.delivery.process", *command) as job:
             ready: set[str] = set()
             while len(ready) < 2:
                 said = await job.line(120)

@@ -8,7 +8,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from bare import BareServer
-from tidings.pipeline.stream_reader import StreamLocation, StreamReader
+from tidings.delivery.stream_reader import StreamLocation, StreamReader
 from tidings.wire.headers import Headers, encode_headers
 from tidings.wire.records import StoredRecord
 

@@ -16,8 +16,8 @@ import pytest
 
 from crowd import Crowd, check, join, read_all, say_on
 from standalone_spark import StandaloneSpark, secrets_of, standalone_spark
-from tidings.pipeline.package import FOLDER, build_package
-from tidings.pipeline.status import look
+from tidings.delivery.package import FOLDER, build_package
+from tidings.delivery.status import look
 from tidings.server.nats_server import die_with_parent
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -90,7 +90,7 @@ async def submit(cluster: StandaloneSpark, space: RealSpace, archive: Path, pyth
         "--archives",
         f"{archive}#{FOLDER}",
     ]
-    command += ["--conf", f"spark.executorEnv.PYTHONPATH={FOLDER}", f"{FOLDER}/tidings/pipeline/submit.py"]
+    command += ["--conf", f"spark.executorEnv.PYTHONPATH={FOLDER}", f"{FOLDER}/tidings/delivery/submit.py"]
     command += ["--home", space.home.home, "--space", space.home.name, "--small-records", "0"]
     chosen = {
         "PYTHONPATH": FOLDER,

@@ -13,7 +13,7 @@ import pytest
 
 from crowd import Crowd, check, join, read_all, say_on
 from standalone_spark import StandaloneSpark, command_lines, packed, secrets_of, standalone_spark
-from tidings.pipeline.status import look
+from tidings.delivery.status import look
 from tidings.server.nats_server import free_port
 from tidings.testing.processes import child
 from tidings.testing.real_space import RealSpace
@@ -67,7 +67,7 @@ async def test_an_executor_killed_in_the_middle_of_a_batch_loses_and_repeats_not
         folder.mkdir()
     (notes / "hold").touch()
     shipped = packed(
-        tmp_path / "tidings.zip", {"pipeline/login.py": NO_FILE, "pipeline/encoding.py": HOLD % str(notes)}
+        tmp_path / "tidings.zip", {"delivery/login.py": NO_FILE, "delivery/encoding.py": HOLD % str(notes)}
     )
     page = free_port()
     settings = {
@@ -84,7 +84,7 @@ async def test_an_executor_killed_in_the_middle_of_a_batch_loses_and_repeats_not
     for key, value in settings.items():
         command += ["--conf", f"{key}={value}"]
     said: list[str] = []
-    async with child("-m", "tidings.pipeline.process", *command, more=cluster.environment) as job:
+    async with child("-m", "tidings.delivery.process", *command, more=cluster.environment) as job:
         while not (line := await job.line(120)).get("ready"):
             assert not {"error", "warning"} & set(line), line
         await eventually(lambda: list(notes.glob("held-*")), within=60, what="a worker is in the middle of a batch")

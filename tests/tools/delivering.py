@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidings.client.mailbox import pull
+from tidings.delivery.job import DeliverJob
+from tidings.delivery.stream_job import JobSettings
 from tidings.nats.acks import ACK
-from tidings.pipeline.job import DeliverJob
-from tidings.pipeline.stream_job import JobSettings
 from tidings.server.log import log_record
 from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.testing.waiting import eventually

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
+from tidings.delivery.deliverer import DeliverBatch, Deliverer, resume_counters
 from tidings.model import blocks, planning
 from tidings.model.blocks import BlockInfo, cut_blocks
 from tidings.model.classify import Classification, Classifier, Deliverable
 from tidings.model.unread import UnreadWindow
-from tidings.pipeline.deliverer import DeliverBatch, Deliverer, resume_counters
 from tidings.wire.frames import MAX_FRAME_MESSAGES
 from tools.delivery_ports import MAILBOX_FRAMES, Books, Crash, Fate, Mailboxes
 from tools.delivery_reader import Reader, Violation

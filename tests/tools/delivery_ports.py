@@ -13,10 +13,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+from tidings.delivery.deliverer import NEVER, DeliverBatch, Emptied, HandedRange
 from tidings.model.blocks import BlockInfo, MadeBlock
 from tidings.model.deferred import DebtEvent, Debts
 from tidings.model.planning import Counter, Delivered, Plan
-from tidings.pipeline.deliverer import NEVER, DeliverBatch, Emptied, HandedRange
 from tidings.wire.block_refs import SECRET_BYTES, BlockSealer
 from tidings.wire.frames import encode_frame, frame_id
 

@@ -3,7 +3,7 @@
     with gateway(spark) as way:
         async with child("-m", "tools.driver", *arguments, more=way, failpoint="deliver.frame:kill"): ...
 
-It is `tidings.pipeline.process` word for word, with its own interpreter, connections, lease, tables and failpoints;
+It is `tidings.delivery.process` word for word, with its own interpreter, connections, lease, tables and failpoints;
 only the JVM is the one of the session that was given, through a gateway server of its own so that neither process is
 called back for the other. Everything the job does to the outside it does here, in Python, and all of that dies with it.
 What lives on is the JVM: a query whose driver is gone fails there, where a JVM of its own would have died.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import SparkContext
 
 import tidings
-from tidings.pipeline import process
+from tidings.delivery import process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from tidings.delivery.stream_reader import StreamLocation, StreamReader
 from tidings.errors import WireError
 from tidings.model.projection import LogRecord
-from tidings.pipeline.stream_reader import StreamLocation, StreamReader
 from tidings.wire import message as wire_message
 from tidings.wire import rulings
 from tidings.wire.headers import Fields, Headers, refused_headers, values_of

@@ -162,7 +162,7 @@ def _files() -> Finding:
 
 def _java() -> Finding:
     """Which Java durable copies would use. Nothing else needs one."""
-    from tidings.pipeline.session import OLDEST_JAVA, look_for_java
+    from tidings.delivery.session import OLDEST_JAVA, look_for_java
 
     found = look_for_java()
     if found is None:

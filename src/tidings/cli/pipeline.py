@@ -32,8 +32,8 @@ from tidings.cli.options import (
 from tidings.errors import ERRORS_BY_CODE, PrerequisiteMissing, TidingsError, UsageError
 
 if TYPE_CHECKING:
+    from tidings.delivery.ledger import LedgerPaths
     from tidings.model.deferred import Debt, Debts
-    from tidings.pipeline.ledger import LedgerPaths
 
 app = typer.Typer(no_args_is_help=True, help="Durable delivery: run it, watch it, mend it.")
 UNHEALTHY = 3
@@ -91,8 +91,8 @@ def run(
 
       tidings pipeline run --space main --also lab --also staging
     """
-    from tidings.pipeline.process import also_checked
-    from tidings.pipeline.storage import checked_storage
+    from tidings.delivery.process import also_checked
+    from tidings.delivery.storage import checked_storage
 
     where = place(space, home)
     where.home.read_info()
@@ -113,7 +113,7 @@ def run(
 
 
 def _place(option: str, text: str | None) -> str | None:
-    from tidings.pipeline.storage import checked_place
+    from tidings.delivery.storage import checked_place
 
     return checked_place(option, text) if text else None
 
@@ -172,7 +172,7 @@ def package(
 
       tidings pipeline package --to /shared/tidings.tar.gz
     """
-    from tidings.pipeline.package import build_package, default_name, platform_tag, submit_command
+    from tidings.delivery.package import build_package, default_name, platform_tag, submit_command
 
     built = build_package(to or Path(default_name()))
     facts = {"path": str(built.path), "bytes": built.bytes, "platform": platform_tag()}
@@ -238,8 +238,8 @@ def _tables(where: Place, checkpoint: str | None, lake: str | None, storage: lis
     """Where the tables are; without what reads them, one sentence."""
     where.home.read_info()
     try:
-        from tidings.pipeline.ledger import LedgerPaths
-        from tidings.pipeline.storage import checked_storage
+        from tidings.delivery.ledger import LedgerPaths
+        from tidings.delivery.storage import checked_storage
     except ImportError:
         raise PrerequisiteMissing(
             "reading the tables of the pipeline needs deltalake: `pip install 'tidings[spark]'`"
@@ -252,7 +252,7 @@ def _tables(where: Place, checkpoint: str | None, lake: str | None, storage: lis
 
 
 def _open_debts(paths: LedgerPaths) -> Debts:
-    from tidings.pipeline.ledger import open_debts
+    from tidings.delivery.ledger import open_debts
 
     return open_debts(paths.debts, paths.storage)
 
@@ -314,7 +314,7 @@ def _names(where: Place) -> dict[str, str]:
 
 def _floor(where: Place) -> int | None:
     """How far delivery is, if the broker answers."""
-    from tidings.pipeline.status import look
+    from tidings.delivery.status import look
 
     try:
         return look(where.home).floor
@@ -344,7 +344,7 @@ def cancel_debt(
 
       tidings pipeline cancel-debt bob general --why "bob was rebuilt" --yes
     """
-    from tidings.pipeline.status import look
+    from tidings.delivery.status import look
 
     where = place(space, home)
     with _tables(where, checkpoint, lake, storage) as paths:
@@ -380,8 +380,8 @@ def _the_debt(known: Debts, names: dict[str, str], owner: str, channel: str) -> 
 
 
 def _append_cancel(paths: LedgerPaths, known: Debts, debt: Debt, through: int, cause: str) -> None:
+    from tidings.delivery.ledger import append_events
     from tidings.model.deferred import DebtEvent
-    from tidings.pipeline.ledger import append_events
 
     order = max(time.time_ns(), known.newest + 1)
     event = DebtEvent(order, "cancel", debt.owner, debt.channel, through, cause)
@@ -407,7 +407,7 @@ def quarantine(
     """
     where = place(space, home)
     with _tables(where, None, lake, storage) as paths:
-        from tidings.pipeline.ledger import quarantined
+        from tidings.delivery.ledger import quarantined
 
         rows = quarantined(paths.quarantine, count, paths.storage)
     if as_json:

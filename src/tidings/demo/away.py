@@ -19,7 +19,7 @@ from tidings.errors import UnhealthyError
 
 if TYPE_CHECKING:
     from tidings.admin.home import SpaceHome
-    from tidings.pipeline.status import DeliveryStatus
+    from tidings.delivery.status import DeliveryStatus
 
 #: a message on its way, and a pipeline on its way from nothing to the last message
 PATIENCE, START_PATIENCE = 15.0, 120.0
@@ -135,7 +135,7 @@ class Away:
 
     async def _delivered(self, seq: int) -> None:
         """Wait until durable delivery has come as far as a sequence."""
-        from tidings.pipeline.status import look
+        from tidings.delivery.status import look
 
         deadline = time.monotonic() + START_PATIENCE
         with output.working("durable delivery"):
@@ -205,7 +205,7 @@ class Away:
 
     async def _reported(self, since: float) -> DeliveryStatus:
         """It reports between batches, every second or so."""
-        from tidings.pipeline.status import look
+        from tidings.delivery.status import look
 
         deadline = time.monotonic() + PATIENCE
         while ((delivery := await asyncio.to_thread(look, self.home)).figures_at or 0) < since:

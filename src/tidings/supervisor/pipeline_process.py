@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class PipelineProcess(SpeakingProcess):
     """One process of the pipeline; a JVM and Python workers belong to its group."""
 
-    module = "tidings.pipeline.process"
+    module = "tidings.delivery.process"
     errors = "spark.out"
     grace = GRACE
 

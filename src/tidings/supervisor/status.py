@@ -13,8 +13,8 @@ from typing import Any
 
 from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.admin.session import open_session
+from tidings.delivery.status import look, mode_of, problems_of
 from tidings.errors import TidingsError
-from tidings.pipeline.status import look, mode_of, problems_of
 from tidings.server.disk import DiskReserve
 from tidings.util.private_files import lock_holder, lock_pid
 

@@ -292,7 +292,7 @@ class Supervisor:
 
     async def _look_for_spark(self) -> bool:
         """Said before we are ready, so that whoever starts us in the background hears it too."""
-        from tidings.pipeline.session import missing
+        from tidings.delivery.session import missing
 
         lacking = await asyncio.to_thread(missing) if self.options.pipeline else None
         if lacking:

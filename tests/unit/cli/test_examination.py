@@ -64,7 +64,7 @@ def test_a_package_of_another_version_and_an_old_java_are_told(monkeypatch: pyte
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr("tidings.pipeline.session._wheel_java", lambda: None)
+    monkeypatch.setattr("tidings.delivery.session._wheel_java", lambda: None)
     monkeypatch.setattr("shutil.which", lambda name: str(java) if name == "java" else None)
     found = {each.what: each for each in examine(tmp_path / "home", None)}
     assert (found["packages"].verdict, "9.9." in found["packages"].do) == ("problem", True)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidings.delivery.deliverer import Deliverer
 from tidings.errors import WireError
 from tidings.model.blocks import BlockInfo, MadeBlock, Segments, cut_blocks
 from tidings.model.classify import Classifier, Deliverable, NotForMembers, Poison, Void
@@ -18,7 +19,6 @@ from tidings.model.deferred import DebtEvent, Debts, EventKind
 from tidings.model.planning import FRAME_OVERHEAD, Counter, Plan, by_reference, plan, settle
 from tidings.model.projection import Table
 from tidings.model.unread import UnreadWindow
-from tidings.pipeline.deliverer import Deliverer
 from tidings.wire import signing
 from tidings.wire.block_refs import MAX_INLINE
 from tidings.wire.envelope import Received, Refused, open_record
