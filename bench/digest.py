@@ -32,7 +32,7 @@ from pyspark.sql import functions as F  # noqa: N812  how Spark's own documentat
 from measuring import median_ratio, note, options, pairs, report
 from tidings.delivery.digests import digests
 from tidings.delivery.session import SessionSettings, start_session, stop_session
-from tidings.link.compare import MOST_IDS, Comparison
+from tidings.links.compare import MOST_IDS, Comparison
 from tidings.wire.digests import (
     BucketsAnswer,
     ChannelDigests,

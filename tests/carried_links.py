@@ -21,8 +21,8 @@ from typing import Any
 
 from linked_spaces import LINK, linked, say
 from tidings.admin.link_peers import LinkPeers, PeerAccess
-from tidings.link.local_socket import ask
-from tidings.link.worker import LinkWorker
+from tidings.links.local_socket import ask
+from tidings.links.worker import LinkWorker
 from tidings.server.nats_server import die_with_parent
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

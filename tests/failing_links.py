@@ -29,13 +29,13 @@ from linked_spaces import LINK, text_of
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import PeerAccess
 from tidings.client.connect_direct import connect_directly
-from tidings.link import engine, rounds
-from tidings.link.agreements import last_row
-from tidings.link.local_socket import ask
-from tidings.link.ports import Prepare
-from tidings.link.source import PATIENCE, PeerSource
-from tidings.link.spaces import NatsSpaces, SharedLog
-from tidings.link.worker import LinkWorker
+from tidings.links import replicator, side_syncs
+from tidings.links.agreements import last_row
+from tidings.links.local_socket import ask
+from tidings.links.ports import Prepare
+from tidings.links.source import PATIENCE, PeerSource
+from tidings.links.spaces import NatsSpaces, SharedLog
+from tidings.links.worker import LinkWorker
 from tidings.testing.proxy import FaultProxy, fault_proxy
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -51,11 +51,11 @@ AT_ONCE = 50
 
 def look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of this process look again after parts of a second, where others take their time."""
-    monkeypatch.setattr(engine, "LADDER", (0.05, 0.1, 0.2))
-    monkeypatch.setattr(engine, "POLL", (0.2, 0.4))
-    monkeypatch.setattr(engine, "LINK_DELAYS", Backoff(0.2, 0.5))
-    monkeypatch.setattr(rounds, "EVERY", 0.1)
-    monkeypatch.setattr(rounds, "AFTER_FAILURES", Backoff(0.1, 0.3))
+    monkeypatch.setattr(replicator, "LADDER", (0.05, 0.1, 0.2))
+    monkeypatch.setattr(replicator, "POLL", (0.2, 0.4))
+    monkeypatch.setattr(replicator, "LINK_DELAYS", Backoff(0.2, 0.5))
+    monkeypatch.setattr(side_syncs, "EVERY", 0.1)
+    monkeypatch.setattr(side_syncs, "AFTER_FAILURES", Backoff(0.1, 0.3))
 
 
 class CountedSpaces(NatsSpaces):

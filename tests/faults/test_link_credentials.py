@@ -19,7 +19,7 @@ from tidings.admin.link_inviting import LinkInviter, LinkTerms
 from tidings.admin.link_peers import LinkPeers
 from tidings.admin.linking import Linker
 from tidings.cli import link_words
-from tidings.link import carrying
+from tidings.links import running_link
 from tidings.nats import jwt
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually
@@ -29,7 +29,7 @@ from tidings.wire.invitations import InvitationLine, parse_invitation
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     look_soon(monkeypatch)
-    monkeypatch.setattr(carrying, "LOOK_AT_CREDENTIAL", 0.1)
+    monkeypatch.setattr(running_link, "LOOK_AT_CREDENTIAL", 0.1)
 
 
 def lasting(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:

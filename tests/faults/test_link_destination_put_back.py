@@ -11,9 +11,9 @@ import pytest
 
 from failing_links import FailingLinks, failing_links, look_soon, texts_in
 from linked_spaces import LINK
-from tidings.link.events import LinkEvent, LocalLogSetBack
-from tidings.link.local_socket import ask
-from tidings.link.worker import LinkWorker
+from tidings.links.events import LinkEvent, LocalLogSetBack
+from tidings.links.local_socket import ask
+from tidings.links.worker import LinkWorker
 from tidings.testing.waiting import eventually
 
 

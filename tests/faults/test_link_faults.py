@@ -11,9 +11,9 @@ import pytest
 import tidings
 from failing_links import FailingLinks, failing_links, has_failed, look_soon
 from tidings.client.connect_direct import connect_directly
-from tidings.link import mail_round
-from tidings.link.paging import PAGE_RECORDS
-from tidings.link.worker import LinkWorker
+from tidings.links import mail_sync
+from tidings.links.paging import PAGE_RECORDS
+from tidings.links.worker import LinkWorker
 from tidings.testing.proxy import FaultProxy
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -190,7 +190,7 @@ async def last_seq(space: RealSpace, stream: str) -> int:
 async def test_mail_and_tasks_under_way_while_the_connection_comes_and_goes_arrive_once_and_results_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cycles: int
 ) -> None:
-    monkeypatch.setattr(mail_round, "LOOK_AGAIN", 0.2)
+    monkeypatch.setattr(mail_sync, "LOOK_AGAIN", 0.2)
     count = cycles * 3
     to_acme, to_main, asked = ([f"{kind} {number}" for number in range(count)] for kind in ("there", "back", "task"))
     async with failing_links(tmp_path, roster="on", direct="on", tasks="on") as links:

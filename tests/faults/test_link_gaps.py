@@ -13,8 +13,8 @@ import pytest
 from carried_links import status
 from failing_links import FailingLinks, agrees, failing_links, has_failed, holds, look_soon, reading, texts_in
 from tidings.admin.linking import Linker
-from tidings.link.events import GapDetected, LinkEvent
-from tidings.link.worker import LinkWorker
+from tidings.links.events import GapDetected, LinkEvent
+from tidings.links.worker import LinkWorker
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.links import GapKind

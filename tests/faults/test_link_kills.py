@@ -14,9 +14,9 @@ from carried_links import came, status, worker_process
 from failing_links import FailingLinks, failing_links, look_soon
 from linked_spaces import LINK
 from tidings.cli.main import main as tidings_command
-from tidings.link import engine
-from tidings.link.operations import alone
-from tidings.link.paging import PAGE_RECORDS
+from tidings.links import replicator
+from tidings.links.operations import alone
+from tidings.links.paging import PAGE_RECORDS
 from tidings.server.disk import DiskReserve, Room
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -107,7 +107,9 @@ async def test_a_destination_that_is_full_says_so_drops_nothing_and_has_everythi
         assert told["links"]["links"] == [{"space": "main", "state": "degraded_poll"}]
         assert any("is full" in each and "new messages are refused" in each for each in told["problems"])
 
-        monkeypatch.setattr(engine, "LINK_DELAYS", Backoff(600.0, 600.0))  # nothing is on its way when there is room
+        monkeypatch.setattr(
+            replicator, "LINK_DELAYS", Backoff(600.0, 600.0)
+        )  # nothing is on its way when there is room
         tried = direction._failures
         await eventually(lambda: direction._failures > tried, within=20)
         gate.disk = disk

@@ -11,7 +11,7 @@ import pytest
 
 from carried_links import three_spaces, worker
 from failing_links import CountedSpaces, Talk, agrees, has_failed, holds, is_settled, look_soon, texts_in
-from tidings.link.worker import LinkWorker
+from tidings.links.worker import LinkWorker
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 

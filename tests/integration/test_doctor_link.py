@@ -11,9 +11,14 @@ import pytest
 
 from tidings.cli.main import main
 from tidings.errors import UnhealthyError
-from tidings.link import admitting, engine, judging, mail_round, paging, people_round
-from tidings.link.definition import LinkDefinition
-from tidings.link.destination import LocalDestination
+from tidings.links import directory_sync as people_round
+from tidings.links import importing as admitting
+from tidings.links import mail_sync as mail_round
+from tidings.links import paging
+from tidings.links import replicator as engine
+from tidings.links import validation as judging
+from tidings.links.definition import LinkDefinition
+from tidings.links.destination import LocalDestination
 from tidings.steward import link_tasks
 from tidings.steward.link_mail import LinkMail
 from tidings.testing.links import LINK_PROBES, run_link_suite, suite

@@ -24,8 +24,8 @@ from carried_links import (
 from linked_spaces import say
 from tidings.cli.main import main
 from tidings.client.connect_direct import connect_directly
-from tidings.link.events import LinkEvent, RepairCompleted
-from tidings.link.worker import LinkWorker
+from tidings.links.events import LinkEvent, RepairCompleted
+from tidings.links.worker import LinkWorker
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire.keys import ACCOUNT, KeyPair

@@ -9,15 +9,15 @@ from typing import Any
 
 from linked_spaces import LINK, linked, say, unlinked
 from tidings.errors import TidingsError
-from tidings.link import ledger as books
-from tidings.link.definition import LinkDefinition
-from tidings.link.destination import LocalDestination, LocalSpace
-from tidings.link.engine import Direction
-from tidings.link.events import GapDetected
-from tidings.link.ledger import BookedLink
-from tidings.link.running import LoopClock, RunningDirection
-from tidings.link.schema import MIGRATIONS
-from tidings.link.source import PeerSource
+from tidings.links import link_store as books
+from tidings.links.definition import LinkDefinition
+from tidings.links.destination import LocalDestination, LocalSpace
+from tidings.links.events import GapDetected
+from tidings.links.link_store import BookedLink
+from tidings.links.replicator import Direction
+from tidings.links.running import LoopClock, RunningDirection
+from tidings.links.schema import MIGRATIONS
+from tidings.links.source import PeerSource
 from tidings.nats.errors import NatsError
 from tidings.testing.real_space import RealSpace, real_space
 from tidings.testing.waiting import eventually

@@ -23,9 +23,9 @@ from tidings.errors import (
     UsageError,
     WireError,
 )
-from tidings.link.destination import LocalDestination, LocalSpace
-from tidings.link.ports import AdmittedAt, LinkAdmission
-from tidings.link.source import PeerSource
+from tidings.links.destination import LocalDestination, LocalSpace
+from tidings.links.ports import AdmittedAt, LinkAdmission
+from tidings.links.source import PeerSource
 from tidings.nats import jwt
 from tidings.server.disk import DiskReserve, Room
 from tidings.steward import link_handlers, link_wakes
@@ -397,7 +397,7 @@ async def test_a_digest_that_takes_long_is_made_in_several_answers(two: Two, mon
     two.main.steward.linked._scans.clear()  # it would be continued
     monkeypatch.setattr(link_handlers, "SCAN_SECONDS", 0.0)
     monkeypatch.setattr(link_handlers, "SCANNED_AT_ONCE", 20)
-    monkeypatch.setattr("tidings.link.source.DIGEST_PAUSE", 0.0)
+    monkeypatch.setattr("tidings.links.source.DIGEST_PAUSE", 0.0)
     assert await two.source.digest(head) == whole
     assert sum(each.count for days in whole.channels.values() for each in days.values()) == 100
     monkeypatch.setattr(link_handlers, "MOST_IDS", 30)
@@ -447,7 +447,7 @@ async def test_a_digest_of_many_days_comes_in_several_answers_and_is_continued_w
     assert await two.source.digest(seq) == more
     assert walks[0] == 1, "now and then all is counted anew"
     monkeypatch.setattr(link_handlers, "RECOUNTED_AFTER", 3_600.0)
-    monkeypatch.setattr("tidings.link.source.MOST_PAIRS", 1)
+    monkeypatch.setattr("tidings.links.source.MOST_PAIRS", 1)
     with pytest.raises(MalformedDigest, match="more than 1 days"):
         await two.source.digest(head)
 

@@ -25,8 +25,8 @@ from tidings.admin.home import SpaceHome
 from tidings.cli import link_words
 from tidings.cli.main import main
 from tidings.errors import StoreBroken
-from tidings.link.ledger_file import ANEW, open_store
-from tidings.link.local_socket import LocalServer, ask
+from tidings.links.local_socket import LocalServer, ask
+from tidings.links.store_file import ANEW, open_store
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 

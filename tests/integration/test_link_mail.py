@@ -17,8 +17,8 @@ from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.admin.link_peers import LinkPeers
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import ConflictError, DeniedError, PeerUnheard, UnknownPeer
-from tidings.link import mail_round, rounds
-from tidings.link.local_socket import ask
+from tidings.links import mail_sync, side_syncs
+from tidings.links.local_socket import ask
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.steward import link_mail, linked_people, mail
 from tidings.testing.real_space import TEST_INTERVALS, RealSpace
@@ -38,8 +38,8 @@ def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "EVERY", 0.1)
-    monkeypatch.setattr(mail_round, "LOOK_AGAIN", 0.2)
+    monkeypatch.setattr(side_syncs, "EVERY", 0.1)
+    monkeypatch.setattr(mail_sync, "LOOK_AGAIN", 0.2)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker
 from tidings.client.connect_direct import connect_directly
-from tidings.link import mail_round, rounds
+from tidings.links import mail_sync, side_syncs
 from tidings.nats.aio import Connection
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -19,8 +19,8 @@ from tidings.testing.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "EVERY", 0.1)
-    monkeypatch.setattr(mail_round, "LOOK_AGAIN", 0.2)
+    monkeypatch.setattr(side_syncs, "EVERY", 0.1)
+    monkeypatch.setattr(mail_sync, "LOOK_AGAIN", 0.2)
 
 
 @pytest.fixture

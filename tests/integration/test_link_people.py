@@ -15,8 +15,8 @@ from tidings.admin.link_peers import LinkPeers
 from tidings.cli.main import main
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import DeniedError, UnknownPeer
-from tidings.link import rounds
-from tidings.link.local_socket import ask
+from tidings.links import side_syncs
+from tidings.links.local_socket import ask
 from tidings.steward import linked_people
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -31,7 +31,7 @@ def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "EVERY", 0.1)
+    monkeypatch.setattr(side_syncs, "EVERY", 0.1)
 
 
 @pytest.fixture

@@ -183,7 +183,7 @@ async def test_old_keys_are_void_what_was_handled_stays_and_nothing_comes_twice(
             async with peer_of(there, before[here]) as client:
                 await client.control.call("link", "hello")
         assert isinstance(refused.value, AuthRevoked | DeniedError)
-    from tidings.link.operations import alone
+    from tidings.links.operations import alone
 
     async with alone(two.lab.home) as operations:
         (facts,) = (await operations.do("status", link=link, whole=True))["links"]

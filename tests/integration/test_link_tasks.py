@@ -15,7 +15,7 @@ from linked_spaces import unlinked
 from tidings.client.connect_direct import connect_directly
 from tidings.client.tasks import Job, TaskTicket
 from tidings.errors import BadSignature, DeniedError, PeerUnheard, TaskDead, TooLarge, UnknownPeer
-from tidings.link import rounds, task_round
+from tidings.links import side_syncs, task_sync
 from tidings.steward import link_tasks
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
@@ -28,7 +28,7 @@ def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "EVERY", 0.1)
+    monkeypatch.setattr(side_syncs, "EVERY", 0.1)
 
 
 @pytest.fixture
@@ -286,8 +286,8 @@ async def test_tasks_are_off_unless_both_operators_say_so(both: LinkedSpaces) ->
 async def test_one_asker_leaves_room_for_others_and_what_has_no_room_waits(
     both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_round, "MOST_EACH", 2)
-    monkeypatch.setattr(task_round, "MOST_OPEN", 5)
+    monkeypatch.setattr(task_sync, "MOST_EACH", 2)
+    monkeypatch.setattr(task_sync, "MOST_OPEN", 5)
     await both.main.add("eve")
     async with (
         connect(both.main, "ada") as ada,

@@ -28,12 +28,12 @@ from tidings.cli.link_show import _status
 from tidings.cli.options import place
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import StewardUnreachable, StoreBusy, UsageError, WorkerUnreachable
-from tidings.link import engine, operations
-from tidings.link.engine import Mode
-from tidings.link.events import LinkEvent, PullAdvanced
-from tidings.link.local_socket import ask, follow
-from tidings.link.operations import alone
-from tidings.link.source import PeerSource
+from tidings.links import operations, replicator
+from tidings.links.events import LinkEvent, PullAdvanced
+from tidings.links.local_socket import ask, follow
+from tidings.links.operations import alone
+from tidings.links.replicator import Mode
+from tidings.links.source import PeerSource
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 from tidings.wire import signing
@@ -138,8 +138,8 @@ async def test_killed_time_and_again_while_both_sides_talk_everything_is_there_o
 async def test_a_link_goes_on_when_the_broker_it_waits_for_is_back_and_not_when_it_is_next_polled(
     both: LinkedSpaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "LADDER", (0.2, 0.4, 1.0))
-    monkeypatch.setattr(engine, "POLL", (600.0, 600.0))
+    monkeypatch.setattr(replicator, "LADDER", (0.2, 0.4, 1.0))
+    monkeypatch.setattr(replicator, "POLL", (600.0, 600.0))
     async with worker(both.acme) as running:
         await until(both.acme, "live")
         await both.main.stop_steward()

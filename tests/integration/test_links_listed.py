@@ -8,7 +8,7 @@ from carried_links import came, linked_spaces, said, status, until_came, worker
 from linked_spaces import LINK
 from linking import OtherSpace
 from tidings.client.connect_direct import connect_directly
-from tidings.link.local_socket import ask
+from tidings.links.local_socket import ask
 from tidings.testing.real_space import RealSpace
 from tidings.testing.waiting import eventually
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from tidings.link.compare import Difference
+from tidings.links.compare import Difference
 from tidings.wire.digests import (
     BucketsAnswer,
     ChannelDigests,

@@ -34,8 +34,8 @@ from tidings.errors import (
     StewardUnreachable,
     TidingsError,
 )
-from tidings.link.ledger import BookedLink
-from tidings.link.mail_round import MailRound
+from tidings.links.link_store import BookedLink
+from tidings.links.mail_sync import MailRound
 from tidings.wire import link_mail, signing
 from tidings.wire import message as wire_message
 from tidings.wire.keys import ACCOUNT, KeyPair, key_of_seed

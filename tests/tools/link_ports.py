@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from tidings.errors import ConflictError, LogFull, OutcomeUnknown, StewardUnreachable, TidingsError
-from tidings.link.ledger import BookedLink
-from tidings.link.ports import (
+from tidings.links.link_store import BookedLink
+from tidings.links.ports import (
     AdmittedAt,
     Fetched,
     IndexPage,
@@ -33,7 +33,7 @@ from tidings.link.ports import (
     OriginIdentity,
     PeerFacts,
 )
-from tidings.link.schema import MIGRATIONS
+from tidings.links.schema import MIGRATIONS
 from tidings.wire.links import MOST_HOPS, GapKind, LinkedRecord, LinkGap, LinkPage, Token
 from tidings.wire.patterns import covers_any
 
@@ -435,7 +435,7 @@ class SimulatedSource:
         return await self._ask(lambda: self.log().fetch(self.grant, few))
 
     async def inventory(self, through: int) -> dict[int, tuple[str, str, str]]:
-        """What `link/compare.py` finds out with three questions."""
+        """What `links/compare.py` finds out with three questions."""
 
         def look() -> dict[int, tuple[str, str, str]]:
             log = self.log()
@@ -469,7 +469,7 @@ def _row(seq: int, found: tuple[str, str, str]) -> ComparedRow:
 
 @dataclass
 class SimulatedComparison:
-    """Stands for `link/compare.py`: the same answer by asking for everything."""
+    """Stands for `links/compare.py`: the same answer by asking for everything."""
 
     source: SimulatedSource
     books: Books

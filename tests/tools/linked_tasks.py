@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tidings.errors import StewardUnreachable
-from tidings.link.ledger import BookedLink
-from tidings.link.task_round import TaskRound
+from tidings.links.link_store import BookedLink
+from tidings.links.task_sync import TaskRound
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.keys import ACCOUNT, KeyPair

@@ -25,12 +25,12 @@ from functools import lru_cache, partial
 import msgspec
 
 from tidings.errors import ConflictError, TooLarge
-from tidings.link import ledger, local_index, waiting
-from tidings.link.agreements import opened
-from tidings.link.definition import LinkDefinition
-from tidings.link.engine import Direction
-from tidings.link.events import GapDetected, LinkEvent
-from tidings.link.ports import OriginIdentity
+from tidings.links import link_store, local_index, obligations
+from tidings.links.agreements import opened
+from tidings.links.definition import LinkDefinition
+from tidings.links.events import GapDetected, LinkEvent
+from tidings.links.ports import OriginIdentity
+from tidings.links.replicator import Direction
 from tidings.wire import message as wire_message
 from tidings.wire.keys import KeyPair, key_of_seed
 from tidings.wire.links import LinkedRecord, LinkPage, Token
@@ -144,12 +144,12 @@ class Carrier:
             self.direction.wake()
 
     @property
-    def link(self) -> ledger.LinkRow:
-        return ledger.find(self.books.connection, self.row)
+    def link(self) -> link_store.LinkRow:
+        return link_store.find(self.books.connection, self.row)
 
     def is_done(self) -> bool:
         log, handled = self.world.logs[self.definition.peer], self.link.handled
-        owed, _ = waiting.counts(self.books.connection, self.row)
+        owed, _ = obligations.counts(self.books.connection, self.row)
         return handled is not None and (handled.epoch, handled.seq) == (log.epoch, log.head) and not owed
 
 
@@ -204,7 +204,7 @@ class World:
     def _carrier_of(self, definition: LinkDefinition, books: Books) -> Carrier:
         # every worker of a space makes it from the key of that space's worker, so two ledgers agree
         secret = hashlib.sha256(definition.space.encode()).digest()
-        link = books.job(lambda c: ledger.open_link(c, definition, secret, 0))
+        link = books.job(lambda c: link_store.open_link(c, definition, secret, 0))
         return Carrier(self, definition, books, link.row, skew=self.rng.choice((0.0, 0.0, -3_000.0, 90_000.0)))
 
     # --- what happens ---
@@ -363,7 +363,7 @@ class World:
 
     def _rebuild(self, carrier: Carrier) -> None:
         self._set_aside(carrier)
-        carrier.books.job(lambda c: ledger.rebuild(c, carrier.row))
+        carrier.books.job(lambda c: link_store.rebuild(c, carrier.row))
         self.rebuilt += 1
 
     def _agree_anew(self, carrier: Carrier) -> None:
@@ -391,9 +391,9 @@ class World:
 
     def _pause(self, carrier: Carrier) -> None:
         if carrier.link.paused is None:
-            carrier.books.job(lambda c: ledger.pause(c, carrier.row, "for a while", 0))
+            carrier.books.job(lambda c: link_store.pause(c, carrier.row, "for a while", 0))
         else:
-            carrier.books.job(lambda c: ledger.resume(c, carrier.row))
+            carrier.books.job(lambda c: link_store.resume(c, carrier.row))
 
     def _second_worker(self) -> None:
         """Another worker for a link, with the same ledger (as if it had no lock) or with one of its own."""
@@ -487,7 +487,7 @@ class World:
                 troubles.poison.clear()
         for each in self.carriers:
             each.fate.left = -1
-            each.books.job(partial(ledger.resume, row=each.row))
+            each.books.job(partial(link_store.resume, row=each.row))
             each.start()
             assert each.direction is not None
             each.direction.ask(repair=True)

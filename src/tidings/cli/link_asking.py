@@ -55,8 +55,8 @@ def name_of(row: AgreedLink) -> str:
 
 async def ask_links(where: Place, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
     """The answer, and whether a worker gave it. One that is just starting has the ledger and does not listen yet."""
-    from tidings.link.local_socket import ask
-    from tidings.link.operations import alone
+    from tidings.links.local_socket import ask
+    from tidings.links.operations import alone
 
     deadline = time.monotonic() + STARTING
     socket, within = where.home.link_socket, None if do in LONG else PATIENCE

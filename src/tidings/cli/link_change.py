@@ -268,7 +268,7 @@ def _wider(before: Link, after: Link) -> str:
 async def _set(where: Place, record: Link) -> None:
     from tidings.admin.administration import administer
     from tidings.admin.linking import Linker
-    from tidings.link.local_socket import ask
+    from tidings.links.local_socket import ask
 
     async with administer(where.home, "changing a link") as admin:
         await Linker(admin).set(record)

@@ -148,8 +148,8 @@ def run(
 
 
 async def _run(where: Place, every: float | None) -> None:
-    from tidings.link.engine import Mode
-    from tidings.link.worker import LinkWorker
+    from tidings.links.replicator import Mode
+    from tidings.links.worker import LinkWorker
 
     where.home.make()
     worker = LinkWorker(where.home, mode=Mode(every), tell=output.say)

@@ -104,8 +104,8 @@ def rebuild(
 
 
 def _rebuild_all(where: Place, *, yes: bool, as_json: bool) -> None:
-    from tidings.link.ledger_file import set_ledger_aside
-    from tidings.link.local_socket import ask
+    from tidings.links.local_socket import ask
+    from tidings.links.store_file import set_ledger_aside
 
     where.home.read_info()
     if not yes and not output.agreed("Begin a new ledger, and read everything of all links again?"):

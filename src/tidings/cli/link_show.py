@@ -79,7 +79,7 @@ def _status(where: Place) -> tuple[list[dict[str, Any]], bool]:
 
 def _add_pushes(where: Place, links: list[dict[str, Any]]) -> None:
     """How far the others are with what is shared, as the steward says; without a worker it is asked itself."""
-    from tidings.link.destination import LocalSpace
+    from tidings.links.destination import LocalSpace
 
     async def look() -> dict[str, dict[str, Any] | None]:
         local = LocalSpace(where.home.read_info().url, where.home.link_creds, where.home.name)
@@ -136,7 +136,7 @@ def show(
 
 
 async def _follow(where: Place, row: AgreedLink, as_json: bool) -> None:
-    from tidings.link.local_socket import follow
+    from tidings.links.local_socket import follow
 
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

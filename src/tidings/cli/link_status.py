@@ -16,7 +16,7 @@ from tidings.errors import TidingsError, WorkerUnreachable
 
 def look(where: Place, supervised: bool) -> dict[str, Any]:
     """For `tidings status`: links in one line, and what is wrong with them. Whatever that is, the rest is shown too."""
-    from tidings.link.local_socket import ask
+    from tidings.links.local_socket import ask
 
     try:
         known = links_of(where)

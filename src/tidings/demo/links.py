@@ -163,7 +163,7 @@ async def _until_carried(here: Side, there: Side) -> None:
 
 
 async def _ask(side: Side, do: str) -> dict[str, Any]:
-    from tidings.link.local_socket import ask
+    from tidings.links.local_socket import ask
 
     return await ask(side.home.link_socket, do, within=PATIENCE, link=side.link)
 

@@ -6,7 +6,7 @@ is how many there are, and their sum modulo 2^256. Sums add up: order does not m
 what is known to be left out can be taken off, and a message that is there twice is seen, as it would not be with XOR.
 
 A digest finds what was lost or altered. It does not bind a peer that lies: whoever may choose both sets can find two of
-one sum. `delivery/digests.py` computes the same in Spark, `link/compare.py` asks another space for its own.
+one sum. `delivery/digests.py` computes the same in Spark, `links/compare.py` asks another space for its own.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from tidings.admin.link_inviting import keep_peer
 from tidings.admin.link_peers import LinkPeers
 from tidings.admin.link_registry import AgreedLink
 from tidings.cli import link_words
-from tidings.link.events import LinkEvent
-from tidings.link.operations import describe
-from tidings.link.worker import event_fields
+from tidings.links.events import LinkEvent
+from tidings.links.operations import describe
+from tidings.links.worker import event_fields
 from tidings.nats import jwt
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import GapKind, Token

@@ -7,7 +7,7 @@ import pytest
 from tidings.client.frame_mailbox import GAP_PATIENCE
 from tidings.client.mailbox import PULL_BYTES
 from tidings.client.tasks import MAX_RESULT
-from tidings.link.compare import FEWEST_IDS, MOST_IDS
+from tidings.links.compare import FEWEST_IDS, MOST_IDS
 from tidings.nats.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM
 from tidings.server.grants import MAX_MESSAGE, MAX_SUBSCRIPTIONS
 from tidings.steward.agent_handlers import MOST_CLAIMS

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from tidings.link.ledger import MOST_QUARANTINED, MOST_QUARANTINED_BYTES
+from tidings.links.link_store import MOST_QUARANTINED, MOST_QUARANTINED_BYTES
 from tidings.testing.links.peer import Answer
 from tidings.testing.links.stage import CHANNELS, LinkStage
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held

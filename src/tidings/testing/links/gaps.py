@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tidings.link import ledger as books
+from tidings.links import link_store as books
 from tidings.testing.links.pages import refused_pages
 from tidings.testing.links.peer import Answer, Lie
 from tidings.testing.links.stage import LinkStage

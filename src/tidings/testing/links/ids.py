@@ -7,9 +7,9 @@ import hmac
 
 from msgspec.structs import replace
 
-from tidings.link import ledger as books
-from tidings.link.admitting import message_id
-from tidings.link.ports import OriginIdentity
+from tidings.links import link_store as books
+from tidings.links.importing import message_id
+from tidings.links.ports import OriginIdentity
 from tidings.testing.links.stage import LinkStage
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held
 from tidings.wire import message as wire_message

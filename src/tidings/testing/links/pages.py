@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tidings.link.paging import PAGE_BYTES, PAGE_RECORDS
+from tidings.links.paging import PAGE_BYTES, PAGE_RECORDS
 from tidings.testing.links.peer import Answer, HostilePeer, Lie
 from tidings.testing.links.stage import LinkStage, lies_refused
 from tidings.testing.security.report import Collection, ProbeOutcome, broken, held, refused

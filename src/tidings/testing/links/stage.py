@@ -22,13 +22,13 @@ from tidings.admin.linking import Linker
 from tidings.client.connect_direct import connect_directly
 from tidings.client.endpoint import Endpoint
 from tidings.errors import WireError
-from tidings.link import ledger as books
-from tidings.link.carrying import CarriedLink
-from tidings.link.events import LinkEvent, RepairFailed
-from tidings.link.ports import Prepare
-from tidings.link.source import PeerSource
-from tidings.link.spaces import NatsSpaces, SharedLog
-from tidings.link.worker import LinkWorker
+from tidings.links import link_store as books
+from tidings.links.events import LinkEvent, RepairFailed
+from tidings.links.ports import Prepare
+from tidings.links.running_link import CarriedLink
+from tidings.links.source import PeerSource
+from tidings.links.spaces import NatsSpaces, SharedLog
+from tidings.links.worker import LinkWorker
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
 from tidings.testing.links.peer import LINK, HostilePeer

@@ -1,1 +1,0 @@
-"""The worker that carries messages between two spaces."""

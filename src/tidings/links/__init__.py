@@ -1,0 +1,1 @@
+"""The link worker: imports the exports of linked spaces."""

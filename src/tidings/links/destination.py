@@ -1,0 +1,354 @@
+"""The log of the space this worker belongs to: what came into it over links, and how more is put into it.
+
+What is put in is published as it is, with where it was said beside it, and the broker acknowledges each record. Nobody
+is asked for that; whether it counts is decided by the link record in force at its sequence. An acknowledgement that
+does not come says nothing, and is told as that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tidings.errors import (
+    BrokerUnreachable,
+    DeniedError,
+    HeaderRefused,
+    LogFull,
+    MailboxFull,
+    NotLookedFor,
+    OutcomeUnknown,
+    TidingsError,
+    TooLarge,
+    UnhealthyError,
+)
+from tidings.links.connection import LinkConnection
+from tidings.links.paging import PAGE_RECORDS
+from tidings.links.ports import AdmittedAt, IndexPage, IndexRow, LinkAdmission, LocalFacts
+from tidings.nats.aio import Subscription
+from tidings.nats.client import Connection
+from tidings.nats.core import Msg
+from tidings.nats.errors import NatsError, NotConnected
+from tidings.nats.jetstream_api import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY
+from tidings.rpc.control import ControlClient
+from tidings.wire.links import origin_fields
+from tidings.wire.message import MAX_PAYLOAD
+from tidings.wire.rulings import Link
+from tidings.wire.signing import SIGNATURE_HEADER, is_spelled
+from tidings.wire.subjects import ADMISSION_SERVICE, Subjects
+
+#: records, and bytes, that wait for their acknowledgement: a page at once
+WINDOW, WINDOW_BYTES = PAGE_RECORDS, 4 * 1024 * 1024
+#: seconds for an acknowledgement; the broker forgets it then
+PATIENCE = 5.0
+#: a cluster that looks at another write is asked again so often, after a pause
+BUSY_TRIES, BUSY_PAUSE = 40, 0.05
+_MESSAGE_SIZE_EXCEEDED = 10054
+_NO_RESPONDERS = 503
+
+
+class PeerProgress(msgspec.Struct, frozen=True):
+    """How far the other space has handled our log, as it last asked. Seconds of the epoch; None: not asked, or nothing
+    waits. Lag counts sequences, if anything that is shared is among them."""
+
+    handled: int
+    asked_at: float | None
+    lag_records: int
+    waiting_since: float | None
+
+    def facts(self, now: float) -> dict[str, Any]:
+        """For people and programs."""
+        lag = max(0.0, now - self.waiting_since) if self.waiting_since is not None else 0.0
+        told = {"handled": self.handled, "asked_at": self.asked_at, "lag_records": self.lag_records}
+        return told | {"lag_seconds": round(lag, 1)}
+
+
+class LinkInForce(NamedTuple):
+    """A link record, the sequence it is at, and how far the other space is with what it shares."""
+
+    seq: int
+    record: Link
+    push: PeerProgress | None = None
+
+
+class LocalLinks(NamedTuple):
+    """What this space's steward says of its links."""
+
+    name: str
+    facts: LocalFacts
+    links: tuple[LinkInForce, ...]
+
+
+class _Ack(msgspec.Struct):
+    seq: int = 0
+    duplicate: bool = False
+    error: dict[str, Any] | None = None
+
+
+_ACKS = msgspec.json.Decoder(_Ack)
+
+
+class LocalSpace:
+    """This space as its own worker sees it, on one connection for all links."""
+
+    def __init__(self, url: str | Callable[[], str], creds: Path, space: str) -> None:
+        self.subjects = Subjects(space)
+        #: hear that the connection came back
+        self.on_back: list[Callable[[], None]] = []
+        self.connection = LinkConnection(
+            url, creds, name="link, local", on_open=self._opened, on_reconnected=self._reconnected
+        )
+        #: the highest sequence that was acknowledged to us
+        self.acknowledged = 0
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+    async def _opened(self, _connection: Connection) -> None:
+        self._reconnected()
+
+    def _reconnected(self) -> None:
+        for hear in tuple(self.on_back):
+            hear()
+
+    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        connection = await self.connection.get()
+        control = ControlClient(connection, self.subjects, self.connection.user, timeout=15.0)
+        return await control.call(ADMISSION_SERVICE, do, **arguments)
+
+    async def links(self) -> LocalLinks:
+        """Every link record in force, on or off."""
+        said = await self.ask("links")
+        rows = tuple(_link(row) for row in said["links"])
+        return LocalLinks(said["name"], _facts(said), rows)
+
+    async def facts(self, link: str | None = None) -> tuple[LocalFacts, bool]:
+        """The log as it is, what a link lets in, and whether the log takes messages."""
+        said = await self.ask("facts", after=self.acknowledged, **({"link": link} if link else {}))
+        return _facts(said), said["open"]
+
+    async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """Put a direct message of another space into the mail here, as it was signed."""
+        await self._put("mail", self.subjects.direct(to, sender), payload, headers)
+
+    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> int:
+        """Queue a task of another space here, as it was signed; answers where it is in the queue."""
+        return await self._put("tasks", self.subjects.task(role, sender), payload, headers)
+
+    async def _put(self, what: str, subject: str, payload: bytes, headers: Mapping[str, str]) -> int:
+        who, connection = f"space {self.subjects.space}", await self.connection.get()
+        if len(payload) > MAX_PAYLOAD:
+            raise TooLarge(f"{what} of {len(payload)} bytes: that is larger than any message may be")
+        try:
+            answer = _ACKS.decode((await connection.request(subject, payload, headers=headers, timeout=PATIENCE)).data)
+        except TimeoutError as error:
+            raise OutcomeUnknown(f"no acknowledgement of {what} came from {who} in time") from error
+        except (NatsError, OSError, msgspec.MsgspecError) as error:
+            raise BrokerUnreachable(f"nobody takes {what} in {who} now ({error})") from error
+        if answer.error is None:
+            return answer.seq
+        code, words = answer.error.get("err_code"), str(answer.error.get("description", ""))[:200]
+        if code == NO_ROOM and "per subject" in words:
+            raise MailboxFull(f"there is no room for more {what} of this sender in {who}: {words}")
+        if code == NO_ROOM:
+            raise LogFull(f"there is no room for more {what} in {who}: {words}")
+        if code == _MESSAGE_SIZE_EXCEEDED:
+            raise TooLarge(f"{who} takes no {what} of that size: {words}")
+        raise BrokerUnreachable(f"{who} did not take {what}: {words}")
+
+
+class LocalDestination:
+    """What one link puts into the log here."""
+
+    def __init__(self, space: LocalSpace, link: str, *, patience: float = PATIENCE) -> None:
+        self.space, self.link, self.patience = space, link, patience
+        #: which broker, by its process, answered of which epoch
+        self._asked: tuple[str, str] | None = None
+
+    async def facts(self) -> LocalFacts:
+        broker = (await self.space.connection.get()).incarnation
+        found = (await self.space.facts(self.link))[0]
+        self._asked = broker, found.epoch
+        return found
+
+    async def index(self, after: int) -> IndexPage:
+        said = await self.space.ask("index", after=after)
+        rows = tuple(IndexRow(*row) for row in said["rows"])
+        return IndexPage(epoch=said["epoch"], rows=rows, through=said["through"])
+
+    async def unlisted(self, channels: Collection[str]) -> Collection[str]:
+        return frozenset((await self.space.ask("listed", channels=sorted(channels)))["unlisted"])
+
+    async def admit(self, batch: Sequence[LinkAdmission], epoch: str) -> list[AdmittedAt | TidingsError]:
+        done: list[AdmittedAt | TidingsError] = []
+        for window in _windows(batch):
+            done += await self._admit(window, epoch)
+        return done
+
+    async def _admit(self, window: Sequence[LinkAdmission], epoch: str) -> list[AdmittedAt | TidingsError]:
+        connection = await self.space.connection.get()
+        if self._asked is None or self._asked[1] != epoch:
+            return [self._not_looked_for()] * len(window)
+        inbox = connection.new_inbox()
+        answers = await connection.subscribe(f"{inbox}.*")
+        try:
+            return await self._put(connection, answers, inbox, window)
+        finally:
+            await answers.unsubscribe()
+
+    async def _put(
+        self, connection: Connection, answers: Subscription, inbox: str, window: Sequence[LinkAdmission]
+    ) -> list[AdmittedAt | TidingsError]:
+        """All are on their way before the first answer is waited for; what is busy is tried again alone."""
+        found: dict[int, AdmittedAt | TidingsError] = {}
+        waiting: set[int] = set()
+        denied: list[str] = []
+        connection.on_complaint.append(denied.append)
+        try:
+            for number, each in enumerate(window):
+                problem = await self._publish(connection, each, f"{inbox}.{number}")
+                if problem is None:
+                    waiting.add(number)
+                else:
+                    found[number] = problem
+            found |= await self._collect(connection, answers, inbox, window, waiting)
+        finally:
+            connection.on_complaint.remove(denied.append)
+        refusal = next((each for each in denied if "permissions violation for publish" in each.lower()), None)
+        return [self._final(found.get(number), refusal) for number in range(len(window))]
+
+    @staticmethod
+    def _final(found: AdmittedAt | TidingsError | None, refusal: str | None) -> AdmittedAt | TidingsError:
+        if found is not None:
+            return found
+        if refusal is not None:
+            return DeniedError(f"this space's broker does not let its worker of links publish: {refusal}")
+        return OutcomeUnknown("no acknowledgement came in time: whether it is stored is not known")
+
+    async def _publish(self, connection: Connection, each: LinkAdmission, reply: str) -> TidingsError | None:
+        record = each.record
+        if len(record.payload) > MAX_PAYLOAD:
+            return TooLarge(f"record {record.seq} has {len(record.payload)} bytes, more than a message may")
+        if not is_spelled(record.signature):
+            return HeaderRefused(f"record {record.seq} has no signature that can be written")
+        headers = dict(origin_fields(record.origin, record.channel, record.hops))
+        headers |= {SIGNATURE_HEADER: record.signature, "Nats-Msg-Id": each.message_id}
+        if self._asked is None or connection.incarnation != self._asked[0]:
+            return self._not_looked_for()
+        try:
+            subject = self.space.subjects.via(self.link, record.sender, each.ours)
+            await connection.publish(subject, record.payload, reply=reply, headers=headers)
+        except NotConnected as error:
+            return BrokerUnreachable(f"this space's broker is away ({error})")
+        except TidingsError as error:  # what cannot be written is a WireError, a name that is none a UsageError
+            return error
+        except (NatsError, OSError) as error:
+            return OutcomeUnknown(f"the connection went: whether it is stored is not known ({error})")
+        return None
+
+    def _not_looked_for(self) -> NotLookedFor:
+        return NotLookedFor(
+            f"the broker of space {self.space.subjects.space} is another process than the one that was asked what it "
+            "holds: nothing was sent, and it is asked again"
+        )
+
+    async def _collect(
+        self,
+        connection: Connection,
+        answers: Subscription,
+        inbox: str,
+        window: Sequence[LinkAdmission],
+        waiting: set[int],
+    ) -> dict[int, AdmittedAt | TidingsError]:
+        found: dict[int, AdmittedAt | TidingsError] = {}
+        tries: dict[int, int] = {}
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self.patience
+        while waiting and (left := deadline - clock()) > 0:
+            try:
+                message = await answers.next(left)
+            except TimeoutError:
+                break
+            except NatsError as error:
+                for number in waiting:
+                    found[number] = OutcomeUnknown(f"the connection went: whether it is stored is not known ({error})")
+                break
+            number = int(message.subject.rpartition(".")[2])
+            if number not in waiting:
+                continue
+            answer = await self._read(message)
+            if answer is None and tries.get(number, 0) < BUSY_TRIES:
+                tries[number] = tries.get(number, 0) + 1
+                await asyncio.sleep(BUSY_PAUSE)
+                answer = await self._publish(connection, window[number], f"{inbox}.{number}")
+                if answer is None:
+                    continue
+            waiting.discard(number)
+            found[number] = answer or BrokerUnreachable("this space's broker is busy and stored nothing: ask again")
+        return found
+
+    async def _read(self, message: Msg) -> AdmittedAt | TidingsError | None:
+        """What became of a record; None if the broker was busy, and nothing was stored."""
+        if message.status == _NO_RESPONDERS:
+            return await self._why_nobody_takes_it()
+        try:
+            ack = _ACKS.decode(message.data)
+        except msgspec.MsgspecError:
+            return OutcomeUnknown("the broker's acknowledgement could not be read")
+        if ack.error is None:
+            self.space.acknowledged = max(self.space.acknowledged, ack.seq)
+            return AdmittedAt(ack.seq, ack.duplicate)
+        code, words = ack.error.get("err_code"), str(ack.error.get("description", ""))[:200]
+        if code in (ID_UNDER_WAY, WRITE_UNDER_WAY):
+            return None
+        if code == NO_ROOM:
+            return LogFull(f"the log of space {self.space.subjects.space} is full: {words}")
+        if code == _MESSAGE_SIZE_EXCEEDED:
+            return TooLarge(f"the log of space {self.space.subjects.space} takes no record of that size: {words}")
+        return BrokerUnreachable(f"the log of space {self.space.subjects.space} did not take a record: {words}")
+
+    async def _why_nobody_takes_it(self) -> TidingsError:
+        """The gate is closed, or there is no leader just now. Nothing was stored."""
+        name = self.space.subjects.space
+        try:
+            _, is_open = await self.space.facts()
+        except UnhealthyError as error:
+            return error
+        except TidingsError as error:
+            return BrokerUnreachable(f"nobody takes what comes into space {name}: {error}")
+        if not is_open:
+            return LogFull(f"the log of space {name} is full, and takes no messages until there is room")
+        return BrokerUnreachable(f"nobody takes what comes into space {name}: its broker is starting")
+
+
+def _windows(batch: Sequence[LinkAdmission]) -> Iterator[Sequence[LinkAdmission]]:
+    start = size = 0
+    for number, each in enumerate(batch):
+        size += len(each.record.payload)
+        if number > start and (number - start >= WINDOW or size > WINDOW_BYTES):
+            yield batch[start:number]
+            start, size = number, len(each.record.payload)
+    if batch:
+        yield batch[start:]
+
+
+def _facts(said: dict[str, Any]) -> LocalFacts:
+    return LocalFacts(
+        space=said["space"],
+        epoch=said["epoch"],
+        head=said["head"],
+        floor=said["floor"],
+        agreed=said.get("agreed"),
+        authority=said.get("authority", ""),
+        listing=said.get("listing", 0),
+        share=said.get("share", 0),
+    )
+
+
+def _link(row: dict[str, Any]) -> LinkInForce:
+    seq, push = int(row.pop("seq")), row.pop("push", None)
+    return LinkInForce(seq, msgspec.convert({"op": "-", **row}, Link), push and msgspec.convert(push, PeerProgress))

@@ -1,0 +1,105 @@
+"""What the ledger knows of a peer's log, as digests compare it: `links/compare.py` asks it like the peer.
+
+Every record that has a disposition counts, whatever became of it: what was left out or put aside is known, and is no
+difference. What the peer does not share any more does not count: that it is here and not there says nothing. Rows are
+read in pieces, each in a job of its own, so that a page is committed in between.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from tidings.links import link_store as books
+from tidings.links.compare import MOST_IDS
+from tidings.links.link_store import BookedLink, HeldRow
+from tidings.links.ports import PeerFacts
+from tidings.wire.digests import (
+    BucketsAnswer,
+    DayDigests,
+    Digest,
+    DigestAnswer,
+    IdsAnswer,
+    RecordIdentity,
+    bucket_of,
+    item_hash,
+)
+from tidings.wire.patterns import covers_any
+
+
+class Greeted(Protocol):
+    async def hello(self) -> PeerFacts: ...
+
+
+class SharedNow(NamedTuple):
+    """What a peer lets us read at this moment; `shares` is None if it does not say."""
+
+    peer: str
+    shares: tuple[str, ...] | None = None
+    hops: int = 1
+
+    def has(self, origin: str, channel: str) -> bool:
+        """May a record be in its digests? What it passes on of other spaces has another name in its own log, so that
+        it may be known for what it said itself only."""
+        if self.shares is None:
+            return True
+        return covers_any(self.shares, channel) if origin == self.peer else self.hops > 1
+
+
+async def shared_by(peer: Greeted) -> SharedNow:
+    facts = await peer.hello()
+    return SharedNow(facts.space, facts.shares, facts.hops)
+
+
+class HeldRecords:
+    """One link's. `shared` is asked at the beginning of each comparison; without it everything counts."""
+
+    def __init__(self, ledger: BookedLink, shared: Callable[[], Awaitable[SharedNow]] | None = None) -> None:
+        self._ledger, self._ask_shared = ledger, shared
+        self.shared = SharedNow("")
+
+    async def digest(self, through: int, *, floor: int) -> DigestAnswer:
+        row = self._ledger.row
+        if self._ask_shared is not None:
+            self.shared = await self._ask_shared()
+        days = await self._ledger.read(lambda c: books.held_days(c, row, floor, through))
+        found: dict[str, dict[str, Digest]] = {}
+        for channel, day in days:
+            found.setdefault(channel, {})[day] = (await self._day(channel, day, floor, through)).total
+        return DigestAnswer(floor, through, found)
+
+    async def buckets(self, channel: str, day: str, through: int, *, floor: int) -> BucketsAnswer:
+        return BucketsAnswer(floor, through, (await self._day(channel, day, floor, through)).buckets)
+
+    async def ids(
+        self, channel: str, day: str, buckets: Sequence[int], through: int, after: int, *, floor: int
+    ) -> IdsAnswer:
+        wanted = frozenset(buckets)
+
+        def job(connection: sqlite3.Connection) -> list[RecordIdentity]:
+            rows = self._rows(connection, channel, day, max(floor, after + 1), through)
+            return [each for each in map(_identity, rows) if bucket_of(each.item) in wanted][: MOST_IDS + 1]
+
+        found = await self._ledger.read(job)
+        return IdsAnswer(floor, through, found[:MOST_IDS], more=len(found) > MOST_IDS)
+
+    async def _day(self, channel: str, day: str, floor: int, through: int) -> DayDigests:
+        def job(connection: sqlite3.Connection) -> DayDigests:
+            made = DayDigests()
+            for each in self._rows(connection, channel, day, floor, through):
+                made.add(item_hash(each.sender, each.id, bytes.fromhex(each.hash)))
+            return made
+
+        return await self._ledger.read(job)
+
+    def _rows(
+        self, connection: sqlite3.Connection, channel: str, day: str, floor: int, through: int
+    ) -> Iterator[HeldRow]:
+        shared = self.shared
+        rows = books.held_rows(connection, self._ledger.row, channel, day, floor, through)
+        return (each for each in rows if shared.has(each.origin, channel))
+
+
+def _identity(row: HeldRow) -> RecordIdentity:
+    return RecordIdentity(row.seq, row.sender, row.id, bytes.fromhex(row.hash))

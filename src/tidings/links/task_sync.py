@@ -1,0 +1,309 @@
+"""One round about tasks that agents of a linked space ask roles here: how far they are is told, and new ones come in.
+
+    our steward: how far are those that are open -> told to the peer's steward, with the result of what is done
+    peer's steward: what waits for roles here -> signed by whom, for us, sealed? -> our steward: may it be queued?
+      -> published as it was signed -> ledger
+
+There is no place in the peer's queue to remember: it hands out what has no end, and leaves out what it was told of
+lately. Killed anywhere, the same task is handed out again, and the ledger or our steward knows it. A task is queued
+here once: what has ended is told again, and never begun again. As many lie here at once as one link may have, and of
+one asker a part of that; others wait where they were asked.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from tidings.errors import (
+    LogFull,
+    MailboxFull,
+    MalformedMessage,
+    MalformedRecord,
+    OutcomeUnknown,
+    TidingsError,
+    UnreachableError,
+    WireError,
+)
+from tidings.links import link_store as books
+from tidings.links import task_store
+from tidings.links.directory import PeerPlace
+from tidings.links.directory_sync import AskedSteward
+from tidings.links.link_store import BookedLink
+from tidings.links.task_store import BookedTask, OpenTasks
+from tidings.util.failpoints import reach
+from tidings.wire.link_tasks import AGE_HEADER, PART_BYTES, TASKS_PER_PAGE, LinkedTask, read_tasks
+from tidings.wire.links import MailOrigin, mail_origin_field
+from tidings.wire.rulings import Link
+from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.states import TaskCause, TaskStatus
+from tidings.wire.task_seal import readers_of
+
+#: open tasks of one link here, of one asker of it, and for one role
+MOST_OPEN, MOST_EACH, MOST_OF_ROLE = 64, 16, 32
+#: milliseconds for which the queue here keeps what ended; tasks of one link, and bytes of them, that come in that time
+KEPT_HERE, MOST_LATELY, MOST_BYTES = 15 * 60_000, 4_000, 16 * 1024 * 1024
+#: milliseconds after which what did not change is told again
+TELL_AGAIN = 15_000
+#: pages of one round
+MOST_PAGES = 4
+
+
+class LocalQueue(AskedSteward, Protocol):
+    """Our own space, as far as tasks are put into its queues."""
+
+    async def put_task(self, role: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> int:
+        """Have the broker store it; answers where. MailboxFull, LogFull, WireError and UnreachableError say why it did
+        not."""
+        ...
+
+
+class _Fetched(NamedTuple):
+    task: LinkedTask
+    id: str
+    readers: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.task.sender, self.id
+
+    @property
+    def seq(self) -> int:
+        return self.task.seq
+
+
+class _ToTell(NamedTuple):
+    """What the other space is told of a task, and the row as it is once that was heard."""
+
+    task: BookedTask
+    row: dict[str, Any]
+    told: str
+
+
+class TaskRound:
+    """Of one link. `record` is the link record it is carried by."""
+
+    def __init__(self, space: str, record: Link, ledger: BookedLink, peer: AskedSteward, local: LocalQueue) -> None:
+        self.place = PeerPlace(space, record.origin)
+        self._record, self._ledger, self._peer, self._local = record, ledger, peer, local
+        self._secret = b""
+        self._waits = ""
+        self._forged = 0
+
+    async def run(self) -> None:
+        """What is here first: what ended makes room. What failed for one task is said after all others were told."""
+        self._waits = ""
+        failure = await self._tell()
+        await self._take()
+        if failure is not None:
+            raise failure
+
+    async def facts(self) -> dict[str, Any]:
+        counts = await self._ledger.read(lambda c: task_store.counts(c, self.place))
+        found = {name: counts.get(name, 0) for name in ("open", "ended", "refused")}
+        return {**found, "forged": self._forged, "waits": self._waits}
+
+    # --- what is told ---
+
+    async def _tell(self) -> TidingsError | None:
+        """Why something was not told; a space that cannot be reached is an error at once."""
+        due = await self._ledger.read(lambda c: task_store.due(c, self.place, MOST_OPEN * 2))
+        failure: TidingsError | None = None
+        for start in range(0, len(due), TASKS_PER_PAGE):
+            try:
+                await self._tell_some(due[start : start + TASKS_PER_PAGE])
+            except (UnreachableError, OutcomeUnknown):
+                raise
+            except TidingsError as error:
+                failure = failure or error
+        return failure
+
+    async def _tell_some(self, tasks: Sequence[BookedTask]) -> None:
+        told = [_refusal(each) for each in tasks if each.state == "refused"]
+        asked = [each for each in tasks if each.state != "refused"]
+        while asked:
+            rows = [{"sender": each.sender, "id": each.id, "seq": each.local_seq} for each in asked]
+            said = (await self._local.ask("progress", tasks=rows))["tasks"]
+            if not said:
+                break
+            for each, row in zip(asked, said, strict=False):
+                if str(row["state"]) == TaskStatus.UNKNOWN and each.state == "open":
+                    # the queue was set back; whoever handed it out does so again
+                    await self._ledger.write(partial(task_store.drop, place=self.place, task=each))
+                elif (words := _progress(each, row)) is not None:
+                    told.append(words)
+            asked = asked[len(said) :]
+        await self._say([each for each in told if "result" not in each.row])
+        for large in told:
+            if "result" in large.row:  # as large as one request may be
+                await self._say([large])
+
+    async def _say(self, told: Sequence[_ToTell]) -> None:
+        """What is to be told later stays so, and takes nobody's place here. What the other space does not believe was
+        told all the same: it has no such task any more."""
+        if not told:
+            return
+        for rows in zip(*map(_in_parts, (each.row for each in told)), strict=True):
+            answer = await self._peer.ask("progress", tasks=list(rows))
+        reach("link.task.told")
+        later = set(answer["later"])
+        now = [each.task._replace(told="" if number in later else each.told) for number, each in enumerate(told)]
+        await self._ledger.write(partial(task_store.note_told, place=self.place, tasks=now, now=_now()))
+        if late := [each for number, each in enumerate(told) if number in later]:
+            self._waits = self._waits or f"the other space does not know yet who did {len(late)} of them"
+
+    # --- what comes in ---
+
+    async def _take(self) -> None:
+        for _ in range(MOST_PAGES):
+            here = await self._ledger.read(lambda c: task_store.open_of(c, self.place, _now() - KEPT_HERE))
+            room = MOST_OPEN - sum(here.askers.values())
+            if room <= 0:
+                self._waits = f"as many tasks of this link are open here as may be, {MOST_OPEN}"
+                return
+            if here.lately >= MOST_LATELY or here.size >= MOST_BYTES:
+                self._waits = f"{here.lately:,} tasks of this link, {here.size:,} bytes, came in a quarter of an hour"
+                return
+            full = [sender for sender, count in here.askers.items() if count >= MOST_EACH]
+            busy = [role for role, count in here.roles.items() if count >= MOST_OF_ROLE]
+            asked = {"room": min(room, TASKS_PER_PAGE), "without": full, "busy": busy}
+            page = read_tasks(await self._peer.ask("tasks", **asked))
+            self._forged += page.unread
+            if not await self._handle(page.tasks[:room], here) or not page.more:
+                return
+
+    async def _handle(self, tasks: Sequence[LinkedTask], here: OpenTasks) -> bool:
+        """Whether any of them came in, or was told."""
+        read = [found for each in tasks if (found := self._read(each)) is not None]
+        known = await self._ledger.read(lambda c: task_store.find(c, self.place, [each.key for each in read]))
+        again = [known[each.key]._replace(seq=each.seq) for each in read if each.key in known]
+        done = [each for each in read if isinstance(each, BookedTask) and each.key not in known]
+        fresh = [each for each in read if isinstance(each, _Fetched) and each.key not in known]
+        try:
+            await self._offer(_fitting(fresh, here), done)
+        finally:  # what was queued before a failure is written down all the same
+            reach("link.task.admitted")
+            if done or again:
+                await self._ledger.write(partial(task_store.take, place=self.place, tasks=[*done, *again], now=_now()))
+            reach("link.task.committed")
+        if again:
+            await self._tell_some(again)
+        return bool(done or again)
+
+    def _read(self, task: LinkedTask) -> _Fetched | BookedTask | None:
+        """What its asker did not sign for us is passed over: nobody can be told of it. What it signed and nobody can
+        open is refused."""
+        try:
+            message = task.message(self._record.origin, self.place.space)
+        except MalformedRecord:
+            self._forged += 1
+            return None
+        try:
+            return _Fetched(task, message.id, readers_of(message))
+        except MalformedMessage as error:
+            return BookedTask(task.sender, message.id, task.seq, "refused", str(error)[:200], role=task.role)
+
+    async def _offer(self, fresh: Sequence[_Fetched], done: list[BookedTask]) -> None:
+        if not fresh:
+            return
+        rows = [
+            {"sender": each.task.sender, "id": each.id, "role": each.task.role, "readers": list(each.readers)}
+            for each in fresh
+        ]
+        said = await self._local.ask("tasks", link=self._record.link, tasks=rows)
+        for each, verdict in zip(fresh, said["verdicts"], strict=True):
+            became = partial(BookedTask, each.task.sender, each.id, each.task.seq, role=each.task.role)
+            if verdict.startswith("wait"):
+                self._waits = self._waits or verdict.removeprefix("wait: ")
+            elif verdict == "have":
+                done.append(became("open"))
+            elif verdict != "take":
+                done.append(became("refused", verdict.removeprefix("no: ")[:200]))
+            else:
+                try:
+                    place = await self._put(each, int(said["agreed"]))
+                except (MailboxFull, LogFull) as error:
+                    self._waits = self._waits or str(error)
+                except WireError as error:
+                    done.append(became("refused", str(error)[:200]))
+                else:
+                    done.append(became("open", local_seq=place, size=len(each.task.payload)))
+
+    async def _put(self, fetched: _Fetched, agreed: int) -> int:
+        task = fetched.task
+        origin = MailOrigin(self._record.origin, self._record.link, agreed)
+        headers = dict([mail_origin_field(origin)]) | {SIGNATURE_HEADER: task.sig, AGE_HEADER: str(task.age)}
+        headers["Nats-Msg-Id"] = await self._message_id(fetched)
+        return await self._local.put_task(task.role, task.sender, task.payload, headers)
+
+    async def _message_id(self, fetched: _Fetched) -> str:
+        """Nobody else knows it, so that nobody can have used it before. Not the same for ever: a queue that was set
+        back may remember what it lost."""
+        if not self._secret:
+            self._secret = await self._ledger.read(lambda c: books.secret(c, self.place.space))
+        minute = _now() // 60_000
+        text = "\n".join(("task", str(minute), self._record.origin, *fetched.key)).encode()
+        return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
+
+
+def _refusal(task: BookedTask) -> _ToTell:
+    return _ToTell(
+        task, _named(task) | {"state": TaskStatus.DEAD, "cause": TaskCause.FAILED, "why": task.why}, "refused"
+    )
+
+
+def _progress(task: BookedTask, row: Mapping[str, Any]) -> _ToTell | None:
+    """What there is to tell of a task; None if it was told as it is, not long ago."""
+    state, over = str(row["state"]), task._replace(state="ended")
+    if state in (TaskStatus.QUEUED, TaskStatus.CLAIMED):
+        worker, attempt = str(row.get("worker", "")), int(row.get("attempt", 0))
+        told = f"{state} {worker} {attempt}"
+        if told == task.told and _now() - task.told_at < TELL_AGAIN:
+            return None
+        return _ToTell(task, _named(task) | {"state": state, "worker": worker, "attempt": attempt}, told)
+    if state == TaskStatus.DONE:
+        facts = {name: row[name] for name in ("worker", "attempt", "result", "sig") if name in row}
+        return _ToTell(over, _named(task) | {"state": state, **facts}, state)
+    if state == TaskStatus.DEAD:
+        facts = {name: row[name] for name in ("attempt", "cause", "why") if name in row}
+        return _ToTell(over, _named(task) | {"state": state, **facts}, state)
+    why = "what became of it there is not kept any more"
+    return _ToTell(over, _named(task) | {"state": TaskStatus.DEAD, "cause": TaskCause.FAILED, "why": why}, state)
+
+
+def _named(task: BookedTask) -> dict[str, Any]:
+    return {"sender": task.sender, "id": task.id, "seq": task.seq}
+
+
+def _fitting(tasks: Sequence[_Fetched], here: OpenTasks) -> list[_Fetched]:
+    """Of each asker, and for each role, as many as may be open here; each task once.
+
+    The message id changes every minute, so the broker does not recognise a copy that is queued in the next minute.
+    """
+    askers, roles, found = Counter(here.askers), Counter(here.roles), dict[tuple[str, str], _Fetched]()
+    for each in tasks:
+        sender, role = each.task.sender, each.task.role
+        if each.key not in found and askers[sender] < MOST_EACH and roles[role] < MOST_OF_ROLE:
+            askers[sender], roles[role] = askers[sender] + 1, roles[role] + 1
+            found[each.key] = each
+    return list(found.values())
+
+
+def _in_parts(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is told of a task, in as many requests as its result takes."""
+    result = base64.b64decode(row.get("result", ""))
+    parts = [result[start : start + PART_BYTES] for start in range(0, len(result), PART_BYTES)] or [b""]
+    if len(parts) == 1:
+        return [row]
+    told = ({"result": base64.b64encode(each).decode(), "part": number} for number, each in enumerate(parts))
+    return [{**row, **each, "parts": len(parts)} for each in told]
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

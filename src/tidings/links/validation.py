@@ -1,0 +1,157 @@
+"""What becomes of one record a peer sent: let in under which name, left out, or put aside; pure.
+
+What is left out is left out for a reason of a short list, and no later attempt could end otherwise. Everything else
+that does not fit is put aside with its bytes: a peer that forges and a Tidings that misreads look the same from here.
+`order` says in which order records of one page are let in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from tidings.errors import WireError
+from tidings.links.definition import LinkDefinition
+from tidings.links.link_store import Disposed, Kind
+from tidings.links.ports import OriginIdentity
+from tidings.wire import message as wire_message
+from tidings.wire.links import MOST_HOPS, LinkedRecord
+from tidings.wire.message import MAX_PAYLOAD, Message
+from tidings.wire.names import is_agent_id, is_channel
+from tidings.wire.signing import is_spelled, verifies
+
+#: why a record is left out, for good
+OmitReason = Literal["not_shared", "echo", "vanished", "hops"]
+
+
+class Admit(NamedTuple):
+    record: LinkedRecord
+    ours: str
+    message: Message
+    hash: str
+    identity: OriginIdentity
+
+
+class Omit(NamedTuple):
+    record: LinkedRecord
+    reason: OmitReason
+    message: Message | None = None
+
+
+class Refuse(NamedTuple):
+    """It goes into quarantine: `reason` is for counters, `words` for people."""
+
+    record: LinkedRecord
+    reason: str
+    words: str
+    message: Message | None = None
+
+
+Verdict = Admit | Omit | Refuse
+
+
+async def verify_here(records: Sequence[LinkedRecord]) -> list[bool]:
+    """The signatures of a page, one after the other. A worker does it in threads."""
+    return verified(records)
+
+
+def verified(records: Sequence[LinkedRecord]) -> list[bool]:
+    return [verifies(r.signature, r.origin, "chat", r.sender, r.channel, r.payload) for r in records]
+
+
+def judge(record: LinkedRecord, signed: bool, definition: LinkDefinition) -> Verdict:
+    """`signed`: its sender signed it, over the space and channel it says it was said in."""
+    message = _message(record)
+    read = message if isinstance(message, Message) else None
+    if record.origin == definition.space:
+        return Omit(record, "echo", read)
+    ours = definition.ours(record.origin, record.channel) if is_channel(record.channel) else None
+    if ours is None:
+        return Omit(record, "not_shared", read)
+    if not 1 <= record.hops <= MOST_HOPS + 1:
+        return Refuse(record, "malformed", f"it came over {record.hops} links, which cannot be", read)
+    if record.hops > min(definition.hops, MOST_HOPS):
+        return Omit(record, "hops", read)
+    if not signed or not is_spelled(record.signature):
+        return Refuse(
+            record, "signature", f"not signed by {record.sender} for {record.channel} of {record.origin}", read
+        )
+    if not isinstance(message, Message):
+        return Refuse(record, *message)
+    if message.sender.id != record.sender or not is_agent_id(record.sender):
+        return Refuse(record, "sender_mismatch", f"sent by {record.sender}, claims {message.sender.id}", read)
+    identity = OriginIdentity(record.origin, record.sender, message.id)
+    return Admit(record, ours, message, payload_hash(record), identity)
+
+
+def _message(record: LinkedRecord) -> Message | tuple[str, str]:
+    """The message, or why it is none."""
+    if len(record.payload) > MAX_PAYLOAD:
+        return "too_large", f"payload has {len(record.payload)} bytes, the limit is {MAX_PAYLOAD}"
+    try:
+        return wire_message.decode(record.payload)
+    except WireError as error:
+        return "malformed", str(error)
+
+
+def payload_hash(record: LinkedRecord) -> str:
+    return hashlib.sha256(record.payload).hexdigest()
+
+
+def disposed(verdict: Verdict, kind: Kind, reason: str = "", local_seq: int | None = None, words: str = "") -> Disposed:
+    """What became of a record, as the ledger has it."""
+    record, message = verdict.record, verdict.message
+    return Disposed(
+        seq=record.seq,
+        identity=OriginIdentity(record.origin, record.sender, message.id if message is not None else ""),
+        channel=record.channel,
+        hash=verdict.hash if isinstance(verdict, Admit) else payload_hash(record),
+        day=message.ts[:10] if message is not None else "",
+        kind=kind,
+        reason=reason,
+        local_seq=local_seq,
+        record=record if kind == "quarantined" else None,
+        words=words,
+    )
+
+
+def order(page: Sequence[Admit]) -> list[Admit]:
+    """By the log of the peer, but an answer behind what it answers, if both are here.
+
+    What one sender said stays in its order, whatever answers what.
+    """
+    by_id = {each.message.id: number for number, each in enumerate(page)}
+    waits: list[set[int]] = []
+    last: dict[str, int] = {}
+    for number, each in enumerate(page):
+        waits.append({last[each.record.sender]} if each.record.sender in last else set())
+        last[each.record.sender] = number
+    hard = [set(each) for each in waits]
+    for number, each in enumerate(page):
+        ancestor = by_id.get(each.message.reply_to or "")
+        if ancestor is not None and ancestor != number:
+            waits[number].add(ancestor)
+    return [page[number] for number in _topological(waits, hard)]
+
+
+def _topological(waits: list[set[int]], hard: list[set[int]]) -> list[int]:
+    """Lowest first among those that wait for nobody; in a circle, lowest first of those the hard rules let go."""
+    followers: dict[int, list[int]] = {}
+    for number, others in enumerate(waits):
+        for other in others:
+            followers.setdefault(other, []).append(number)
+    ready = [number for number, others in enumerate(waits) if not others]
+    left, done = set(range(len(waits))), list[int]()
+    while left:
+        number = heapq.heappop(ready) if ready else min(each for each in left if not hard[each] & left)
+        if number not in left:
+            continue
+        left.discard(number)
+        done.append(number)
+        for follower in followers.get(number, ()):
+            waits[follower].discard(number)
+            if not waits[follower]:
+                heapq.heappush(ready, follower)
+    return done
