@@ -209,6 +209,27 @@ async def test_a_killed_server_is_noticed_and_a_connection_that_reconnects_hears
         await plain.close()
 
 
+async def test_a_connection_that_breaks_during_a_callback_serves_the_next_message_once_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as server:
+        back, heard = asyncio.Event(), list[bytes]()
+
+        async def hear(message: Msg) -> None:
+            heard.append(message.data)
+            if message.data == b"break":
+                connection.abort()  # the connection learns only in a later turn that its socket is gone
+
+        connection = await aio.connect(server.url, reconnect=True, on_reconnected=back.set)
+        await connection.subscribe("a", hear)
+        await connection.publish("a", b"break")
+        async with asyncio.timeout(20):
+            await back.wait()
+        await connection.publish("a", b"next")
+        await eventually(lambda: heard == [b"break", b"next"])
+        await connection.close()
+
+
 async def test_what_a_subscription_has_on_its_way_is_there_when_it_is_drained(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         connection = await aio.connect(server.url)

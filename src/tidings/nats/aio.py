@@ -149,7 +149,7 @@ class Subscription:
             except ConnectionGone:
                 if self._over or self.connection.is_closed:
                     return
-                await self.connection._back.wait()
+                await self.connection._reopened()
                 continue
             try:
                 await callback(message)
@@ -271,11 +271,18 @@ class Connection:
 
     async def _live_within(self, timeout: float) -> AioSocket:
         """The socket; of a connection that reconnects, the next one."""
-        if self._reconnect and not self._back.is_set():
+        if self._reconnect:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await self._back.wait()
+                    await self._reopened()
         return self._live()
+
+    async def _reopened(self) -> None:
+        """Wait until it is connected again, or closed for good."""
+        socket = self._socket
+        if not self._closed and socket is not None and socket.error is not None:
+            await asyncio.shield(socket.gone)  # a socket has its error some turns before `_lost` clears `_back`
+        await self._back.wait()
 
     async def publish(
         self, subject: str, payload: bytes = b"", *, reply: str = "", headers: Mapping[str, str] | None = None
