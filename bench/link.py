@@ -49,12 +49,12 @@ from tidings.nats.client import Connection
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.server.keyring import Keyring
-from tidings.testing.processes import steward_child
-from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire import signing
 from tidings.wire.headers import encode_headers, read_plain_block
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender, compose
+from tidings_testing.processes import steward_child
+from tidings_testing.real_space import RealSpace, real_space
 
 from carried_links import WorkerProcess, status, worker_process  # isort: skip
 from linked_spaces import LINK, linked  # isort: skip

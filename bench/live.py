@@ -17,8 +17,8 @@ import nats
 
 import tidings
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
-from tidings.testing.real_space import real_space
 from tidings.wire.ids import new_id
+from tidings_testing.real_space import real_space
 
 SAMPLES = 2_000
 TEXT = "x" * 200

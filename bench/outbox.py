@@ -38,11 +38,11 @@ from tidings.host.daemon import Daemon
 from tidings.host.host import Host, Scope, _draft
 from tidings.host.http_server import HostServer
 from tidings.host.outbox import Draft
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.util.private_sockets import bind
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 TEXT = "what is to be said about it " * 4
 CALLERS = (1, 8, 64)

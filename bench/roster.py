@@ -21,9 +21,9 @@ from typing import Any
 
 from measuring import report
 from tidings.admin.agents import AgentFile
-from tidings.testing.processes import steward_child
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.wire.ids import new_id
+from tidings_testing.processes import steward_child
+from tidings_testing.real_space import AgentClient, RealSpace, real_space
 
 BEAT_EVERY = 10.0
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from latency import archive_made, memory_gb, tree
 from measuring import note, report
 from tidings.delivery.status import look
-from tidings.testing.processes import child
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.processes import child
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 #: seconds after which Spark has ended workers that nobody uses
 SETTLE = 80.0

@@ -29,8 +29,8 @@ from measuring import report
 from tidings.client.mailbox import pull
 from tidings.errors import TidingsError
 from tidings.nats.acks import ACK
-from tidings.testing.processes import Child, child
-from tidings.testing.real_space import AgentClient, real_space
+from tidings_testing.processes import Child, child
+from tidings_testing.real_space import AgentClient, real_space
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

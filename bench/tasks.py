@@ -23,8 +23,8 @@ import tidings
 from measuring import median_ratio, options, pairs, report
 from tidings.client.tasks import Job
 from tidings.nats.jetstream import JetStream
-from tidings.testing.processes import steward_child
-from tidings.testing.real_space import RealSpace, real_space
+from tidings_testing.processes import steward_child
+from tidings_testing.real_space import RealSpace, real_space
 
 WORKERS = (1, 8)
 WINDOW = 32

@@ -9,7 +9,7 @@ is not entered every time (beats, rosters, retries) is not on the way. Then
     modules     those functions are in
     returns     how often that order goes on in another module that it had been in before; the median of the messages
 
-**files of an operation**: files of `src/tidings` (without `testing`, `demo`) whose code spells its name: it defines or
+**files of an operation**: files of `src/tidings` (without `demo`) whose code spells its name: it defines or
 calls a function or method of that name, perhaps with `_` before it, or has it as a text or as a part of a path in one.
 Comments, docstrings, imports and variables do not count. **class names used twice**: names that more than one `class`
 statement in `src` has. **lines**: of Python files in `src`, by package.
@@ -42,7 +42,7 @@ WARM_UP, MESSAGES = 6, 7
 #: a program that was told to wait for a message needs a moment to do so
 SETTLE = 0.1
 PATIENCE = 20.0
-NOT_TOUCHED = ("testing", "demo")
+NOT_TOUCHED = ("demo",)
 #: a function of a module
 Step = tuple[str, str]
 Trace = list[Step]

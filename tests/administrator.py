@@ -13,10 +13,10 @@ from tidings.nats.client import Connection, connect
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.server import grants
 from tidings.server.config import BrokerConfig
-from tidings.testing.cluster import Cluster
 from tidings.util.private_files import write_private
 from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair
 from tidings.wire.subjects import Subjects
+from tidings_testing.cluster import Cluster
 
 
 @dataclass

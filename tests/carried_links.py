@@ -24,10 +24,10 @@ from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.links.local_socket import ask
 from tidings.links.worker import LinkWorker
 from tidings.server.nats_server import die_with_parent
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.wire import message as wire_message
 from tidings.wire.subjects import Via
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 
 @dataclass
@@ -116,7 +116,7 @@ class WorkerProcess:
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "tidings.link",
+            "tidings.links",
             "--home",
             str(space.home.home),
             "--space",

@@ -10,11 +10,11 @@ from tidings.client.endpoint import Endpoint
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.server.nats_server import Broker
-from tidings.testing.history import History
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually, insist
 from tidings.wire import message as wire
 from tidings.wire.subjects import Chat
+from tidings_testing.history import History
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually, insist
 
 SENDERS = ("ada", "bob")
 READERS = ("cy", "dan")

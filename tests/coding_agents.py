@@ -20,8 +20,8 @@ from tidings.admin.identity import local_identity
 from tidings.host.claims import Claims
 from tidings.host.daemon import Daemon
 from tidings.mcp.server import build_server
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 SOURCES = str(Path(__file__).parents[1] / "src")
 PATIENCE = 20.0

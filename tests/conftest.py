@@ -20,7 +20,7 @@ from declared_answers import held_to_the_table
 from terminal import Terminal
 from tidings.errors import PrerequisiteMissing
 from tidings.server import nats_server as server
-from tidings.testing.real_space import RealSpace, real_space
+from tidings_testing.real_space import RealSpace, real_space
 
 settings.register_profile("ci", derandomize=True, max_examples=50, deadline=None)
 settings.register_profile("deep", max_examples=1000, deadline=None)

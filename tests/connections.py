@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.server.keyring import Keyring
-from tidings.testing.real_space import RealSpace
+from tidings_testing.real_space import RealSpace
 
 Count = Callable[[], Awaitable[int]]
 

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from tidings.admin.agents import AgentFile
 from tidings.errors import ConflictError
 from tidings.server.streams import gate_state
-from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire.message import Mention, Message, Sender, compose
+from tidings_testing.real_space import AgentClient, RealSpace
 from tools.delivering import Mailbox, empty_mailbox, owed
 
 AGENTS = ("ada", "bob", "cal", "dan")

@@ -16,8 +16,8 @@ from tidings.admin.identity import local_identity
 from tidings.client.host_sockets import socket_path
 from tidings.host.daemon import Daemon
 from tidings.host.http_server import PeerChecked
-from tidings.testing.real_space import RealSpace
 from tidings.util.private_sockets import connect
+from tidings_testing.real_space import RealSpace
 
 P = ParamSpec("P")
 T = TypeVar("T")

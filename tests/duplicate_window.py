@@ -6,8 +6,8 @@ import itertools
 import json
 from typing import Any
 
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 STREAM = {"chat": "LOG_main", "dm": "DM_main", "task": "TASK_main"}
 

@@ -36,12 +36,12 @@ from tidings.links.ports import Prepare
 from tidings.links.source import PATIENCE, PeerSource
 from tidings.links.spaces import NatsSpaces, SharedLog
 from tidings.links.worker import LinkWorker
-from tidings.testing.proxy import FaultProxy, fault_proxy
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.util.backoff import Backoff
 from tidings.wire import message as wire_message
 from tidings.wire.subjects import Chat, Via
+from tidings_testing.proxy import FaultProxy, fault_proxy
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 #: who talks in each space
 SPEAKERS = {"main": ("ada", "eve"), "acme": ("bob", "bea")}

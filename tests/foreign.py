@@ -7,10 +7,10 @@ from typing import Any
 import tidings
 from tidings.client.connect_direct import connect_directly
 from tidings.nats import jwt
-from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire import signing
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tidings_testing.real_space import AgentClient, RealSpace
 
 
 def connect(space: RealSpace, name: str, *channels: str, **options: Any) -> tidings.Endpoint:

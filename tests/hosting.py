@@ -13,8 +13,8 @@ from typing import Any
 from tidings.host.host import Host, Scope
 from tidings.host.inbox import InboxRow, Wanted
 from tidings.host.outbox import OutboxRow
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 EVERYTHING = Wanted(limit=1_000_000)
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from tidings.supervisor import children
-from tidings.testing.real_space import RealSpace
+from tidings_testing.real_space import RealSpace
 
 
 def attend(space: RealSpace) -> list[dict[str, Any]]:

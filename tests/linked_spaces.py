@@ -11,13 +11,13 @@ from tidings.admin.linking import Linked, Linker
 from tidings.nats import jwt
 from tidings.nats.client import Connection, connect
 from tidings.rpc.control import ControlClient
-from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire import message as wire_message
 from tidings.wire import signing
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.link_pages import read_page
 from tidings.wire.links import LinkPage, Token
 from tidings.wire.rulings import Link
+from tidings_testing.real_space import AgentClient, RealSpace
 
 LINK = "abcdefghijkl"
 #: a space that nobody runs

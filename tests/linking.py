@@ -14,13 +14,13 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tidings.testing.real_space import RealSpace
 from tidings.wire import signing
 from tidings.wire.ids import new_id
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import origin_fields
 from tidings.wire.message import Message, Sender, compose
 from tidings.wire.rulings import Link
+from tidings_testing.real_space import RealSpace
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import pytest
 import tidings
 from schema import FOLDER
 from tidings.cli.main import main
-from tidings.testing.real_space import RealSpace
+from tidings_testing.real_space import RealSpace
 
 SOURCE = Path(__file__).parent / "node"
 FILES = ("package.json", "package-lock.json", "wire.mjs", "vectors.mjs", "client.mjs")

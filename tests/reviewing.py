@@ -13,10 +13,10 @@ from tidings.client.tasks import Job
 from tidings.model.task_rules import TaskBook
 from tidings.nats.jetstream import JetStream
 from tidings.steward.service import Steward
-from tidings.testing.real_space import DEFAULT_BUDGET, TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import Sender
+from tidings_testing.real_space import DEFAULT_BUDGET, TEST_INTERVALS, AgentClient, RealSpace, real_space
 
 PACE = replace(TEST_INTERVALS, task_silence=1.5, task_ack_wait=1.0, task_backoff=0.05, task_keep=0.0)
 

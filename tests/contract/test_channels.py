@@ -9,10 +9,10 @@ import tidings
 from foreign import connect
 from tidings.admin.agents import AgentFile
 from tidings.errors import DeniedError
-from tidings.testing.history import History
-from tidings.testing.proxy import fault_proxy
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.history import History
+from tidings_testing.proxy import fault_proxy
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 @pytest.mark.requirement("C11")

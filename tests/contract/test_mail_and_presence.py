@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from foreign import ask_for, body, connect, write_to
-from tidings.testing.processes import child
-from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.processes import child
+from tidings_testing.real_space import TEST_INTERVALS, RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 PRESENT = Path(__file__).parent / "present_child.py"
 

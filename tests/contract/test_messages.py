@@ -12,11 +12,11 @@ import tidings
 from foreign import ask_for, body, connect, surfaced, write_to
 from tidings.errors import MalformedMessage, UsageError
 from tidings.nats import jwt
-from tidings.testing.proxy import fault_proxy
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
 from tidings.wire.subjects import AGENT_SERVICES, Chat
+from tidings_testing.proxy import fault_proxy
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 @pytest.mark.requirement("C1")

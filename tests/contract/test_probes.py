@@ -6,11 +6,11 @@ import signal
 import pytest
 
 from foreign import connect
-from tidings.testing.history import History
-from tidings.testing.processes import child, steward_child
-from tidings.testing.proxy import fault_proxy
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.history import History
+from tidings_testing.processes import child, steward_child
+from tidings_testing.proxy import fault_proxy
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 @pytest.mark.requirement("X1")

@@ -35,12 +35,12 @@ from tidings.host import routes_mail
 from tidings.host.daemon import lock_path
 from tidings.host.http_server import PeerChecked
 from tidings.host.schema import MIGRATIONS
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.util.database_snapshot import look
 from tidings.util.private_files import lock_holder, private_dir
 from tidings.wire.frames import Lost
 from tidings.wire.ids import new_id
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline
 
 

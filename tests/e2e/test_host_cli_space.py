@@ -26,9 +26,9 @@ from tidings.host import routes_space
 from tidings.host.claims import Claims
 from tidings.host.daemon import Daemon
 from tidings.host.registry import Scope
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 THROUGH = "through the host"
 #: differs from one moment to the next

@@ -34,13 +34,16 @@ def run(
     return ran
 
 
+def build(project: Path, folder: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=project, check=True, capture_output=True, timeout=120)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    (built,) = folder.glob("tidings-*.whl")
-    return built
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
 
 
 class Installed:
@@ -54,6 +57,11 @@ class Installed:
         install = (str(uv), "pip", "install", "--quiet", "-c", str(LOCK), "-p", str(folder / "env"), wanted)
         if run(*install, "--offline", within=600, check=False).returncode:
             run(*install, within=1200)
+
+    def add(self, wheel: Path) -> None:
+        """Another distribution of this repository, as an extra would bring it from an index."""
+        uv = Path(sys.executable).parent / "uv"
+        run(uv, "pip", "install", "--quiet", "--offline", "--no-deps", "-p", self.bin.parent, wheel)
 
     def tidings(self, *words: str, within: float = 120.0, check: bool = True) -> str:
         return run(self.bin / "tidings", *words, within=within, check=check, TIDINGS_HOME=str(self.home)).stdout
@@ -74,7 +82,9 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> It
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("installed", ["host,mcp"], indirect=True)
-def test_the_wheel_with_host_and_mcp_serves_a_space_a_host_and_a_coding_agent(installed: Installed) -> None:
+def test_the_wheel_with_host_and_mcp_serves_a_space_a_host_and_a_coding_agent(
+    installed: Installed, tmp_path: Path
+) -> None:
     assert installed.tidings("--version").split()[-1] == installed.json("version")["tidings"]
     installed.tidings("up", "--detach")
     installed.tidings("agent", "add", "ada")
@@ -85,6 +95,10 @@ def test_the_wheel_with_host_and_mcp_serves_a_space_a_host_and_a_coding_agent(in
     assert "send" in tools_of(installed, "ada")
     gone = run(installed.bin / "python", "-c", "import pyspark", check=False)
     assert "ModuleNotFoundError" in gone.stderr, "nobody pays for Spark who did not ask for it"
+    refused = run(installed.bin / "tidings", "doctor", "security", check=False, TIDINGS_HOME=str(installed.home))
+    assert "the attacks are not installed: `pip install 'tidings[doctor]'`" in refused.stderr
+    installed.add(build(ROOT / "packages" / "tidings-testing", tmp_path / "dist"))
+    assert installed.json("doctor", "security")["ok"]
 
 
 def tools_of(installed: Installed, agent: str) -> list[str]:

@@ -16,9 +16,9 @@ from carried_links import agree
 from linked_spaces import LINK, text_of
 from terminal import Terminal, done, until
 from tidings.admin.home import SpaceHome
-from tidings.testing.real_space import RealSpace
 from tidings.util.private_files import lock_pid
 from tidings.wire import signing
+from tidings_testing.real_space import RealSpace
 
 ACME = ("--space", "acme")
 

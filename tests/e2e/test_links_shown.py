@@ -11,8 +11,8 @@ from terminal import Terminal
 from tidings.client.message_json import Json
 from tidings.host.serialise import mail
 from tidings.mcp.ids import short
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 async def run(terminal: Terminal, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -21,8 +21,8 @@ from tidings.cli import mcp as serving
 from tidings.client.host_http import HostClient
 from tidings.host.daemon import Daemon
 from tidings.mcp.ids import short
-from tidings.testing.real_space import DEFAULT_BUDGET, RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import DEFAULT_BUDGET, RealSpace
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from mcp.shared.exceptions import MCPError
 
 from coding_agents import CodingAgent, coding_here, hosted, words
 from tidings.mcp.ids import short
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 #: surfaces of a message of the inbox
 MAIL = ("read_inbox", "inbox resource", "thread resource", "read_message")

@@ -16,8 +16,8 @@ from coding_agents import Pipe, coding, command, hosted, peer, piped
 from tidings.host.claims import SILENCE, Claim, Claims
 from tidings.host.daemon import Daemon
 from tidings.mcp.ids import short
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 CHILD = str(Path(__file__).with_name("mcp_child.py"))
 

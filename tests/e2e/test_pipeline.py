@@ -15,7 +15,7 @@ import pytest
 
 import tidings
 from terminal import Terminal
-from tidings.testing.security import run_security_suite
+from tidings_testing.security import run_security_suite
 
 SOURCES = str(Path(tidings.__file__).parents[1])
 #: notes which of the space's secrets a Python process opens, and which program it is

@@ -9,8 +9,8 @@ from typing import Any
 import tidings
 from command_lines import parse
 from terminal import Terminal
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 async def run(terminal: Terminal, *words: str) -> "subprocess.CompletedProcess[str]":

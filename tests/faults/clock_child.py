@@ -18,8 +18,8 @@ from tidings.client.endpoint import Endpoint
 from tidings.host.compose import SendRequest
 from tidings.host.host import Host
 from tidings.host.inbox import Wanted
-from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
+from tidings_testing.waiting import eventually
 
 
 def say(**words: Any) -> None:

@@ -12,9 +12,9 @@ from tidings.errors import TidingsError
 from tidings.host.compose import SendRequest
 from tidings.host.host import Host, Scope
 from tidings.host.inbox import Wanted
-from tidings.testing.history import History
-from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
+from tidings_testing.history import History
+from tidings_testing.waiting import eventually
 
 REFUSED = "secret"
 

@@ -20,8 +20,8 @@ from typing import Any
 from cluster_load import BETWEEN, Load, leader_of, populate, up_again, whole_again
 from tidings.nats.jetstream_api import ApiError
 from tidings.server.nats_server import Broker
-from tidings.testing.real_space import real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import real_space
+from tidings_testing.waiting import eventually
 
 SIZE = 64 * 1024 * 1024
 SMALL = 2

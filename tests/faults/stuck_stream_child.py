@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tidings.steward.service import Steward
-from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import TEST_INTERVALS, RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 SIZE = 64 * 1024 * 1024
 

@@ -13,11 +13,11 @@ import pytest
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import JetStream
 from tidings.server.log import fold_log
-from tidings.testing.history import History
-from tidings.testing.processes import steward_child
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
-from tidings.testing.waiting import eventually, insist
 from tidings.wire.subjects import Chat
+from tidings_testing.history import History
+from tidings_testing.processes import steward_child
+from tidings_testing.real_space import AgentClient, RealSpace, real_space
+from tidings_testing.waiting import eventually, insist
 
 PUBLISHERS = 8
 CHANNELS = 20

@@ -14,8 +14,8 @@ import pytest
 from cluster_load import BETWEEN, Load, leader_of, populate, rolling_restart, up_again, whole_again
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180)
 

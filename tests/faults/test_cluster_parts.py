@@ -13,9 +13,9 @@ from foreign import connect
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.server.nats_server import Broker
-from tidings.testing.partition import RouteNetwork, route_network
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.partition import RouteNetwork, route_network
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 STUCK = "Expected first catchup entry to be a snapshot"

@@ -20,12 +20,12 @@ from tidings.host import agent_sessions
 from tidings.host.compose import SendRequest
 from tidings.nats import jwt
 from tidings.nats.address import moved
-from tidings.testing.history import History
-from tidings.testing.proxy import FaultProxy, fault_proxy
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.util.backoff import Backoff
 from tidings.wire.ids import new_id
+from tidings_testing.history import History
+from tidings_testing.proxy import FaultProxy, fault_proxy
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 HERE = "127.0.0.2"
 

@@ -7,9 +7,9 @@ import pytest
 
 from tidings.server.disk import DiskReserve
 from tidings.supervisor.status import UNHEALTHY, UNREACHABLE, collect
-from tidings.testing.processes import pause, steward_child
-from tidings.testing.real_space import RealSpace
 from tidings.util.private_files import locked
+from tidings_testing.processes import pause, steward_child
+from tidings_testing.real_space import RealSpace
 
 
 async def test_a_steward_that_is_there_and_does_not_answer_is_unhealthy(space: RealSpace) -> None:

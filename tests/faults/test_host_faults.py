@@ -17,9 +17,9 @@ import tidings.host
 from hosting import host_in, inbox_of
 from terminal import Terminal
 from tidings.steward import admin_handlers
-from tidings.testing.history import History, HistoryError
-from tidings.testing.processes import Child, child
-from tidings.testing.real_space import RealSpace
+from tidings_testing.history import History, HistoryError
+from tidings_testing.processes import Child, child
+from tidings_testing.real_space import RealSpace
 
 PROGRAM = Path(__file__).parent / "host_child.py"
 #: every failpoint of accept, drain and receive, and how often it is passed before it strikes

@@ -21,9 +21,9 @@ from tidings.admin.linking import Linker
 from tidings.cli import link_words
 from tidings.links import running_link
 from tidings.nats import jwt
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.wire.invitations import InvitationLine, parse_invitation
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture(autouse=True)

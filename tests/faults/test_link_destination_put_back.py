@@ -14,7 +14,7 @@ from linked_spaces import LINK
 from tidings.links.events import LinkEvent, LocalLogSetBack
 from tidings.links.local_socket import ask
 from tidings.links.worker import LinkWorker
-from tidings.testing.waiting import eventually
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from tidings.client.connect_direct import connect_directly
 from tidings.links import mail_sync
 from tidings.links.paging import PAGE_RECORDS
 from tidings.links.worker import LinkWorker
-from tidings.testing.proxy import FaultProxy
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.proxy import FaultProxy
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 #: seconds until an answer that does not come is given up: networks here swallow them
 PATIENCE = 1.0

@@ -15,9 +15,9 @@ from failing_links import FailingLinks, agrees, failing_links, has_failed, holds
 from tidings.admin.linking import Linker
 from tidings.links.events import GapDetected, LinkEvent
 from tidings.links.worker import LinkWorker
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire.links import GapKind
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 PATIENCE = 1.0
 #: said while the worker could not ask, and before anything happened to the log

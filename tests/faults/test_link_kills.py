@@ -18,9 +18,9 @@ from tidings.links import replicator
 from tidings.links.operations import alone
 from tidings.links.paging import PAGE_RECORDS
 from tidings.server.disk import DiskReserve, Room
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.util.backoff import Backoff
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import pytest
 from carried_links import three_spaces, worker
 from failing_links import CountedSpaces, Talk, agrees, has_failed, holds, is_settled, look_soon, texts_in
 from tidings.links.worker import LinkWorker
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 PAIRS = ("ab", "bc", "ac")
 #: seconds for an answer of a space that is down

@@ -11,8 +11,8 @@ from carried_links import came, worker, worker_process
 from failing_links import FailingLinks, agrees, failing_links, look_soon
 from tidings.admin.home import SpaceHome
 from tidings.errors import StoreBusy
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture(autouse=True)

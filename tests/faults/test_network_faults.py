@@ -10,10 +10,10 @@ import tidings
 from tidings.client import channels
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import OutcomeUnknown, UnreachableError
-from tidings.testing.history import History
-from tidings.testing.proxy import FaultProxy, fault_proxy
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.history import History
+from tidings_testing.proxy import FaultProxy, fault_proxy
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, proxy: FaultProxy, *channels: str, ping: float = 5.0) -> tidings.Endpoint:

@@ -18,9 +18,9 @@ from tidings.model.projection import Table
 from tidings.nats import jwt
 from tidings.nats.jetstream import JetStream
 from tidings.server.log import fold_log
-from tidings.testing.processes import child, steward_child
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
-from tidings.testing.waiting import eventually, insist
+from tidings_testing.processes import child, steward_child
+from tidings_testing.real_space import AgentClient, RealSpace, real_space
+from tidings_testing.waiting import eventually, insist
 
 DRIVER = Path(__file__).parent / "admin_driver.py"
 Ask = Callable[[], Awaitable[dict[str, Any]]]

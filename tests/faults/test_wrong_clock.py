@@ -20,10 +20,10 @@ from hosting import adopt, has_texts, host_in
 from tidings.admin.agents import AgentFile
 from tidings.host.compose import SendRequest
 from tidings.nats import jwt
-from tidings.testing.processes import Child, child
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
+from tidings_testing.processes import Child, child
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 HERE = "127.0.0.2"
 DAY = 86_400

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import tidings
-from tidings.testing.history import History
+from tidings_testing.history import History
 
 
 async def main(home: str, space: str, name: str, lines: str) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import tidings
-from tidings.testing.history import History
+from tidings_testing.history import History
 
 UNDER_WAY = 64
 

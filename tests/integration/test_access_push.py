@@ -11,8 +11,8 @@ from tidings.admin.agents import AgentFile, Ledger
 from tidings.client.connect_direct import connect_directly as connect
 from tidings.errors import DeniedError
 from tidings.nats import jwt
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 def export(space: RealSpace, name: str, folder: Path) -> Path:

@@ -13,7 +13,7 @@ from tidings.admin.provisioning import ensure_agent
 from tidings.errors import AuthRevoked, LogFull, UnreachableError
 from tidings.nats.jetstream_api import NO_ROOM, ApiError
 from tidings.steward.marks import KEPT, LogMark, thinned
-from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
+from tidings_testing.real_space import TEST_INTERVALS, RealSpace, real_space
 
 
 async def test_adding_an_agent_while_the_space_is_down_leaves_nothing_behind(space: RealSpace) -> None:

@@ -15,8 +15,8 @@ from tidings.client.endpoint import Endpoint
 from tidings.errors import AuthRevoked, Reconnecting
 from tidings.host import agent_sessions
 from tidings.host.agent_sessions import AgentSession, Hooks
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 
 class Heard:

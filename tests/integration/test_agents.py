@@ -6,7 +6,7 @@ import pytest
 
 from tidings.admin.agents import AgentFile
 from tidings.errors import AuthRevoked, BrokerUnreachable, DeniedError, NameTaken, UsageError
-from tidings.testing.real_space import RealSpace
+from tidings_testing.real_space import RealSpace
 
 
 async def test_an_added_agent_can_join_what_it_may_read_and_nothing_else(space: RealSpace) -> None:

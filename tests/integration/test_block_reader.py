@@ -20,10 +20,10 @@ from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import ApiError
 from tidings.server.nats_server import die_with_parent, find_binary, free_port
-from tidings.testing.waiting import eventually
 from tidings.wire.block_refs import BlockSealer, SealedBlock
 from tidings.wire.frames import FrameRecord, Ref, decode_frame, encode_block, encode_frame, encode_seqs
 from tidings.wire.subjects import Subjects
+from tidings_testing.waiting import eventually
 
 S, SPACE, EPOCH = Subjects("main"), "ASPACE", "epoch"
 GONE = b"NATS/1.0 404 Message Not Found\r\n\r\n"

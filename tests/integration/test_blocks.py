@@ -9,9 +9,9 @@ from tidings.admin.agents import AgentFile
 from tidings.errors import AuthRevoked, BrokerUnreachable
 from tidings.nats.client import connect
 from tidings.nats.jetstream_api import NO_END, ApiError
-from tidings.testing.real_space import RealSpace
-from tidings.testing.security.actor import acting, line
 from tidings.wire.subjects import block_shard
+from tidings_testing.real_space import RealSpace
+from tidings_testing.security.actor import acting, line
 
 NAMES = random.Random("blocks")
 

@@ -23,11 +23,11 @@ from tidings.nats.jetstream_api import NO_END
 from tidings.server import grants
 from tidings.steward import backstop
 from tidings.steward.history import HistoryHandlers
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire.frames import Ref, encode_frame, encode_seqs
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 from tools.frames import StubPipeline, blocks_of, stub_pipeline
 
 

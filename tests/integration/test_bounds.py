@@ -17,13 +17,13 @@ from tidings.nats import client as broker
 from tidings.supervisor import watcher as watching
 from tidings.supervisor.status import resident_bytes
 from tidings.supervisor.watcher import Breach, Watcher
-from tidings.testing.real_space import AgentClient, RealSpace
-from tidings.testing.security.actor import line
-from tidings.testing.waiting import eventually
 from tidings.util.private_files import write_private
 from tidings.util.task_ends import end_tasks
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tidings_testing.real_space import AgentClient, RealSpace
+from tidings_testing.security.actor import line
+from tidings_testing.waiting import eventually
 from tools.attacks import ATTACKS, Attacker
 
 MB = 1_000_000

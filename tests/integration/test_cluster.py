@@ -20,12 +20,12 @@ from tidings.nats.jetstream_api import NO_ROOM, ApiError, publish
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.server.lease import DeliverLease
 from tidings.server.streams import ensure_streams, stream_specs
-from tidings.testing.cluster import Cluster
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually, insist
 from tidings.wire import message as wire
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender
+from tidings_testing.cluster import Cluster
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually, insist
 
 pytestmark = pytest.mark.timeout(120)
 

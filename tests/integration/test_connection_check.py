@@ -19,8 +19,8 @@ from tidings.nats.address import trusting
 from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import ensure_certificates
 from tidings.server.nats_server import free_port
-from tidings.testing.real_space import RealSpace, real_space
 from tidings.util.private_files import write_private
+from tidings_testing.real_space import RealSpace, real_space
 
 HERE = "127.0.0.2"
 

@@ -9,10 +9,10 @@ from jsonschema import Draft202012Validator
 
 from tidings.errors import UsageError
 from tidings.steward.requests import ControlRequest, check_arguments
-from tidings.testing.real_space import RealSpace
 from tidings.wire.ids import new_id
 from tidings.wire.operations import OPERATIONS, control_schema
 from tidings.wire.subjects import AGENT_SERVICES
+from tidings_testing.real_space import RealSpace
 
 #: one of each kind that strict JSON has, and the numbers at the edges
 VALUES: tuple[Any, ...] = ("x", "", [], ["x"], [["x"]], {}, {"a": [1]}, [{"stage": ["read"], "seq": 1}], True, None)

@@ -13,8 +13,8 @@ from tidings.errors import ConfigError
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.steward.damage import Removed, seal_known_damage
 from tidings.steward.store_reading import read_store
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 def stream_folder(space: RealSpace, stream: str) -> Path:

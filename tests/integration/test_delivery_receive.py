@@ -20,11 +20,11 @@ from tidings.client.notices import FrameGap
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded
 from tidings.nats.acks import NAK, DeliveryInfo
 from tidings.steward import backstop
-from tidings.testing.processes import child
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.util.task_ends import end_tasks
 from tidings.wire.frames import Lost, encode_frame
+from tidings_testing.processes import child
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 from tools.frames import StubPipeline, blocks_of, stub_pipeline
 
 CHILD = Path(__file__).parent / "delivery_child.py"

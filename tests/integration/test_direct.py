@@ -18,16 +18,16 @@ from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, Too
 from tidings.nats.acks import ACK, DeliveryInfo, parse_delivery
 from tidings.steward import admin_handlers
 from tidings.steward.intervals import Intervals
-from tidings.testing.history import History
-from tidings.testing.processes import child
-from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.util.task_ends import end_tasks
 from tidings.wire import signing
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Message, Sender, compose
 from tidings.wire.seal import seal_message
+from tidings_testing.history import History
+from tidings_testing.processes import child
+from tidings_testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 CHILD = Path(__file__).parent / "direct_child.py"
 #: read mail goes after two rounds: a receipt that was kept while nobody took it may be told a second later

@@ -21,14 +21,14 @@ from tidings.links.definition import LinkDefinition
 from tidings.links.destination import LocalDestination
 from tidings.steward import link_tasks
 from tidings.steward.link_mail import LinkMail
-from tidings.testing.links import LINK_PROBES, run_link_suite, suite
-from tidings.testing.links.suite import LAST
-from tidings.testing.security import Probe, ProbeResult, Report
-from tidings.testing.security.report import broken
 from tidings.wire import link_pages
 from tidings.wire import link_tasks as wire_link_tasks
 from tidings.wire.link_mail import LinkedMail
 from tidings.wire.people import Person, Statement
+from tidings_testing.links import LINK_PROBES, run_link_suite, suite
+from tidings_testing.links.suite import LAST
+from tidings_testing.security import Probe, ProbeResult, Report
+from tidings_testing.security.report import broken
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,11 @@ from tidings.errors import ConnectionLost, DeniedError, LogFull, StewardUnreacha
 from tidings.nats import jwt
 from tidings.server.streams import set_gate
 from tidings.steward import gate
-from tidings.testing.history import History
-from tidings.testing.processes import child
-from tidings.testing.proxy import fault_proxy
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.history import History
+from tidings_testing.processes import child
+from tidings_testing.proxy import fault_proxy
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 PUBLISHER = Path(__file__).parent / "publishing_child.py"
 

@@ -28,10 +28,10 @@ from tidings.nats.errors import NatsError
 from tidings.server import grants
 from tidings.server.keyring import Keyring
 from tidings.supervisor.token_keeper import TokenKeeper
-from tidings.testing.real_space import RealSpace, _provisioned
-from tidings.testing.waiting import eventually
 from tidings.util.private_files import write_private
 from tidings.wire.invitations import parse_invitation
+from tidings_testing.real_space import RealSpace, _provisioned
+from tidings_testing.waiting import eventually
 
 pytestmark = pytest.mark.timeout(120)
 BUDGET = 64 * 1024 * 1024

@@ -11,10 +11,10 @@ import pytest
 
 from foreign import ask_for, body, connect, write_to
 from tidings.nats.jetstream_api import ApiError
-from tidings.testing.real_space import TEST_INTERVALS, RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.wire import signing
 from tidings.wire.ids import new_id
+from tidings_testing.real_space import TEST_INTERVALS, RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture

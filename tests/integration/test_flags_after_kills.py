@@ -10,9 +10,9 @@ import tidings
 from tidings.client import frame_mailbox
 from tidings.client.connect_direct import connect_directly
 from tidings.steward import backstop
-from tidings.testing.processes import child
-from tidings.testing.real_space import TEST_INTERVALS, RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.processes import child
+from tidings_testing.real_space import TEST_INTERVALS, RealSpace
+from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline
 
 CHILD = Path(__file__).parent / "flags_child.py"

@@ -24,11 +24,11 @@ from tidings.client.host_proof import is_proven, prove
 from tidings.client.host_sockets import socket_path
 from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, NoSession, TidingsError, UsageError
 from tidings.host import http_api, http_server, routes_events, routes_operator, sessions
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.util.private_files import locked
 from tidings.util.private_sockets import connect
 from tidings.wire.keys import KeyPair
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 def bundle_of(identity: Identity, path: Path, **changed: Any) -> Path:

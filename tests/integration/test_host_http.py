@@ -48,11 +48,11 @@ from tidings.host import http_api, http_server, program_presence, routes_events,
 from tidings.host.daemon import Daemon
 from tidings.host.http_api import MAX_BODY
 from tidings.host.registry import Scope
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.util.database import Database
 from tidings.util.private_sockets import connect
 from tidings.wire.ids import new_id
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 async def refused(home: Path, status: int, code: str, *request: Any) -> str:

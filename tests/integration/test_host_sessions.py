@@ -34,11 +34,11 @@ from tidings.errors import (
 from tidings.host import routes_events, routes_mail, routes_operator, routes_space
 from tidings.host.daemon import Daemon
 from tidings.host.http_server import HostServer, PeerChecked, is_ours
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.util.private_sockets import peer_uid
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 MONTH = 31 * 86_400.0
 #: what a program may ask without a session

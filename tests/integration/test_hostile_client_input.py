@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tidings.testing.real_space import RealSpace
+from tidings_testing.real_space import RealSpace
 
 
 async def _heard_after(space: RealSpace, hostile: bytes) -> list[str]:

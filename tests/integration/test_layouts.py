@@ -16,8 +16,8 @@ from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.server import grants, streams
 from tidings.server.keyring import Keyring
-from tidings.testing.real_space import RealSpace, real_space
 from tidings.util import failpoints, private_files
+from tidings_testing.real_space import RealSpace, real_space
 
 
 async def let_in(space: RealSpace, creds: str) -> bool:

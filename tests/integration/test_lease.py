@@ -31,12 +31,12 @@ from tidings.steward.intervals import Intervals
 from tidings.steward.retention import claim_floor, read_floor
 from tidings.steward.service import Steward
 from tidings.steward.store_watch import StoreWatch
-from tidings.testing.processes import pause
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually, insist
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Member
 from tidings.wire.signing import SIGNATURE_HEADER
+from tidings_testing.processes import pause
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually, insist
 
 #: beats so seldom that it does not notice by itself that it was replaced
 UNAWARE = Intervals(lease_ttl=60, gate=60, retention=60, marks=60)

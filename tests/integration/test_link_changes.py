@@ -26,9 +26,9 @@ from tidings.cli.main import main
 from tidings.client.connect_direct import connect_directly
 from tidings.links.events import LinkEvent, RepairCompleted
 from tidings.links.worker import LinkWorker
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture

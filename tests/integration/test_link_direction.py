@@ -19,13 +19,13 @@ from tidings.links.running import LoopClock, RunningDirection
 from tidings.links.schema import MIGRATIONS
 from tidings.links.source import PeerSource
 from tidings.nats.errors import NatsError
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.util.database import Database
 from tidings.util.private_files import write_private
 from tidings.wire import message as wire_message
 from tidings.wire.links import GapKind, authorization_epoch
 from tidings.wire.rulings import Link
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 
 @asynccontextmanager

@@ -29,12 +29,12 @@ from tidings.links.source import PeerSource
 from tidings.nats import jwt
 from tidings.server.disk import DiskReserve, Room
 from tidings.steward import link_handlers, link_wakes
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.util.private_files import write_private
 from tidings.wire import message as wire_message
 from tidings.wire.digests import Digest, RecordIdentity, item_hash, payload_hash
 from tidings.wire.links import LinkedRecord, Token
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 
 class Two:

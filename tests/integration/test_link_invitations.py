@@ -35,8 +35,6 @@ from tidings.rpc.control import ControlClient
 from tidings.server.invitation_token import token_of
 from tidings.server.keyring import Keyring
 from tidings.supervisor.admin_process import AdminProcess
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.wire.invitations import InvitationLine, acceptance, parse_invitation
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.link_terms import (
@@ -50,6 +48,8 @@ from tidings.wire.link_terms import (
 )
 from tidings.wire.rulings import Link
 from tidings.wire.subjects import Subjects
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 HERE, THERE = "127.0.0.2", "127.0.0.3"
 TERMS = LinkTerms(shares=("general", "team.>"), takes={"news": "acme.news", "ops.>": "acme.ops.>"}, called="acme")

@@ -27,8 +27,8 @@ from tidings.cli.main import main
 from tidings.errors import StoreBroken
 from tidings.links.local_socket import LocalServer, ask
 from tidings.links.store_file import ANEW, open_store
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ from tidings.links import mail_sync, side_syncs
 from tidings.links.local_socket import ask
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.steward import link_mail, linked_people, mail
-from tidings.testing.real_space import TEST_INTERVALS, RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire import message as wire_message
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
@@ -30,6 +28,8 @@ from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.message import Sender, compose
 from tidings.wire.seal import seal_message
 from tidings.wire.signing import SIGNATURE_HEADER, sign
+from tidings_testing.real_space import TEST_INTERVALS, RealSpace
+from tidings_testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:

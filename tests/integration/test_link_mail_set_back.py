@@ -13,8 +13,8 @@ from carried_links import LinkedSpaces, linked_spaces, status, worker
 from tidings.client.connect_direct import connect_directly
 from tidings.links import mail_sync, side_syncs
 from tidings.nats.aio import Connection
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture(autouse=True)

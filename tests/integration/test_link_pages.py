@@ -14,11 +14,11 @@ from tidings.admin.linking import Linker
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, UnreachableError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.steward import link_handlers, link_pushes
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
 from tidings.wire.links import GapKind, LinkPage, Token
 from tidings.wire.message import MAX_PAYLOAD
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 
 def serving(space: RealSpace) -> Any:

@@ -18,11 +18,11 @@ from tidings.errors import DeniedError, UnknownPeer
 from tidings.links import side_syncs
 from tidings.links.local_socket import ask
 from tidings.steward import linked_people
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.util.private_files import write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.people import MOST_ROLES, Statement, read_people, read_statement
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:

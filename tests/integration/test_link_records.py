@@ -20,12 +20,12 @@ from tidings.nats.client import connect
 from tidings.steward import link_records
 from tidings.supervisor import children
 from tidings.supervisor.watcher import LINKED, MOST_LINKED, Watcher
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.util import failpoints
 from tidings.wire.ids import new_id
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.rulings import Link
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 def another() -> str:

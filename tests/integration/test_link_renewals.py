@@ -25,9 +25,9 @@ from tidings.cli.link_status import look
 from tidings.cli.options import place
 from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError
 from tidings.nats import jwt
-from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire.invitations import InvitationLine, parse_invitation
 from tidings.wire.rulings import Link
+from tidings_testing.real_space import RealSpace, real_space
 
 TERMS = LinkTerms(shares=("general",), takes={"general": "general"}, called="lab")
 

@@ -17,9 +17,9 @@ from tidings.client.tasks import Job, TaskTicket
 from tidings.errors import BadSignature, DeniedError, PeerUnheard, TaskDead, TooLarge, UnknownPeer
 from tidings.links import side_syncs, task_sync
 from tidings.steward import link_tasks
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire.ids import new_id
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:

@@ -34,10 +34,10 @@ from tidings.links.local_socket import ask, follow
 from tidings.links.operations import alone
 from tidings.links.replicator import Mode
 from tidings.links.source import PeerSource
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire import signing
 from tidings.wire.digests import DigestAnswer
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str) -> tidings.Endpoint:
@@ -234,7 +234,7 @@ async def eventually_paused_under_the_new_one(space: RealSpace) -> None:
 async def test_a_link_that_ended_is_carried_no_more_and_others_go_on_untouched(
     both: LinkedSpaces, tmp_path: Path
 ) -> None:
-    from tidings.testing.real_space import real_space
+    from tidings_testing.real_space import real_space
 
     async with real_space(tmp_path / "c", name="lab") as lab:
         await lab.add("cyd")

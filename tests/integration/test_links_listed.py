@@ -9,8 +9,8 @@ from linked_spaces import LINK
 from linking import OtherSpace
 from tidings.client.connect_direct import connect_directly
 from tidings.links.local_socket import ask
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, *channels: str) -> tidings.Endpoint:

@@ -15,12 +15,12 @@ from tidings.client.notices import Gap
 from tidings.errors import UnreachableError
 from tidings.steward.damage import Damage
 from tidings.steward.store_reading import read_store
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire import signing
 from tidings.wire.keys import KeyPair
 from tidings.wire.links import MOST_HOPS
 from tidings.wire.message import Mention
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline
 
 

@@ -8,9 +8,9 @@ import tidings
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import DeniedError, UsageError
 from tidings.steward import agent_handlers
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire.roster import Attention
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:

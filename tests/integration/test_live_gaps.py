@@ -14,9 +14,9 @@ from tidings.client.notices import Gap
 from tidings.errors import StewardUnreachable
 from tidings.nats.jetstream_api import NO_END
 from tidings.server.config import MAX_PENDING, BrokerConfig
-from tidings.testing.proxy import fault_proxy
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.proxy import fault_proxy
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:

@@ -17,11 +17,11 @@ from tidings.rpc.control import collect
 from tidings.server.log import fold_log, read_rulings
 from tidings.steward import agent_handlers
 from tidings.steward.admin_handlers import ACK_WAIT_NS, AdminHandlers
-from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Access, Member
 from tidings.wire.signing import SIGNATURE_HEADER
+from tidings_testing.real_space import RealSpace, real_space
 from tools.generated import PUBACK, GeneratedLog, generate_log, seeded_key
 from tools.model import Model, may_read, members, owed
 from tools.pouring import Pour, pour

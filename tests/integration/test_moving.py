@@ -18,8 +18,8 @@ from tidings.client.connect_direct import connect_directly
 from tidings.errors import AuthRevoked, BrokerFailed, ConfigError, SpaceBusy, UsageError
 from tidings.server.keyring import Keyring
 from tidings.server.nats_server import Broker, check_port
-from tidings.testing.real_space import RealSpace, _provisioned
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace, _provisioned
+from tidings_testing.waiting import eventually
 
 pytestmark = pytest.mark.timeout(180)
 

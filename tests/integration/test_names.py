@@ -14,12 +14,12 @@ from tidings.client.message_json import job_json
 from tidings.errors import ConflictError, InvalidName, NameTaken
 from tidings.host import serialise
 from tidings.host.mailbox import open_mailbox
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.wire import signing
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Mention, Sender, compose
 from tidings.wire.seal import seal_message
+from tidings_testing.real_space import AgentClient, RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:

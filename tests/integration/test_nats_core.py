@@ -19,7 +19,7 @@ from tidings.nats.blocking import BlockingConnection
 from tidings.nats.core import Auth, Msg, header_block
 from tidings.nats.errors import AuthRefused, ConnectionGone, NoResponders, PublishDenied
 from tidings.server.nats_server import find_binary, free_port, greeting
-from tidings.testing.waiting import eventually
+from tidings_testing.waiting import eventually
 
 pytestmark = pytest.mark.broker
 

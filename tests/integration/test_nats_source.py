@@ -11,8 +11,8 @@ import pytest
 
 from bare import BareServer, bare_server
 from tidings.errors import BrokerUnreachable, UsageError
-from tidings.testing.waiting import eventually
 from tidings.wire.headers import encode_headers
+from tidings_testing.waiting import eventually
 
 pytest.importorskip("pyspark")
 

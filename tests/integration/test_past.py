@@ -8,8 +8,8 @@ import tidings
 from tidings.client.connect_direct import connect_directly
 from tidings.client.incoming import Incoming
 from tidings.errors import UsageError
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:

@@ -22,10 +22,10 @@ from tidings.server.state import StateBucket
 from tidings.steward import backstop
 from tidings.supervisor.pipeline_process import PipelineKeeper
 from tidings.supervisor.status import delivery
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire import roster
 from tidings.wire.roster import Backstop
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline
 
 DAY = 86_400

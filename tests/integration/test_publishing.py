@@ -19,11 +19,11 @@ from tidings.nats.core import Msg
 from tidings.nats.errors import ConnectionGone, NoResponders
 from tidings.nats.jetstream_api import NO_END
 from tidings.steward import trace
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire import message as wire
 from tidings.wire.ids import new_id
 from tidings.wire.message import Sender
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture

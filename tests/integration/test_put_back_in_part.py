@@ -9,9 +9,9 @@ from tidings.errors import AuthRevoked
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
 from tidings.supervisor.supervisor import Supervisor, UpOptions
-from tidings.testing.real_space import RealSpace
 from tidings.util.private_files import write_private
 from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings_testing.real_space import RealSpace
 
 
 async def test_a_credential_of_another_copy_is_named_with_what_to_put_back(space: RealSpace) -> None:

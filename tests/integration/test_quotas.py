@@ -17,9 +17,9 @@ from tidings.errors import ConflictError, DeniedError
 from tidings.nats.errors import NatsError
 from tidings.steward import dispatch
 from tidings.steward.requests import Answer, ControlRequest
-from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.wire.keys import KeyPair
+from tidings_testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 QUICK = replace(TEST_INTERVALS, quotas=0.2, mail=0.2)
 

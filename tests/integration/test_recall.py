@@ -12,8 +12,8 @@ from tidings.admin.home import SpaceHome
 from tidings.admin.recall import is_older
 from tidings.errors import AuthRevoked
 from tidings.nats import jwt
-from tidings.testing.real_space import RealSpace, real_space
 from tidings.util.private_files import write_private
+from tidings_testing.real_space import RealSpace, real_space
 
 
 class Backup:

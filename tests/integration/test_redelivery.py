@@ -13,9 +13,9 @@ from tidings.errors import DeadLetter, LogFull, UsageError
 from tidings.nats.jetstream_api import ApiError
 from tidings.steward import backstop, dead_letters
 from tidings.steward.dead_letters import Letter
-from tidings.testing.real_space import TEST_INTERVALS, RealSpace
-from tidings.testing.waiting import eventually
 from tidings.util.backoff import Backoff
+from tidings_testing.real_space import TEST_INTERVALS, RealSpace
+from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline
 
 QUICK = tidings.Retry(attempts=3, first=0.02)

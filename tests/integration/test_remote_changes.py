@@ -10,8 +10,8 @@ from tidings.admin.agents import AgentFile
 from tidings.client.connect_direct import connect_directly
 from tidings.client.membership import MembershipChange
 from tidings.errors import ConflictError, StewardUnreachable
-from tidings.testing.real_space import TEST_INTERVALS, RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import TEST_INTERVALS, RealSpace
+from tidings_testing.waiting import eventually
 
 
 def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:

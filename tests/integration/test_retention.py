@@ -23,10 +23,10 @@ from tidings.steward.dead_letters import Letter
 from tidings.steward.intervals import Intervals
 from tidings.steward.retention import Retention, RetentionFloors, counted_parts, read_floor
 from tidings.steward.service import Steward
-from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
-from tidings.testing.waiting import eventually, insist
 from tidings.wire.rulings import Parts, Space
 from tidings.wire.states import TaskCause
+from tidings_testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
+from tidings_testing.waiting import eventually, insist
 from tools.generated import generate_log
 from tools.pouring import pour
 

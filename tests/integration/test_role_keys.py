@@ -30,8 +30,8 @@ from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.server.certificates import is_pair
 from tidings.supervisor import supervisor as supervising
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 HERE = "127.0.0.2"
 

@@ -7,8 +7,8 @@ import pytest
 import tidings
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import ConflictError
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline
 
 

@@ -25,16 +25,16 @@ from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.store_reading import read_store
 from tidings.steward.task_handlers import TaskHandlers
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
-from tidings.testing.security import PROBES, Probe, ProbeResult, Report, run_security_suite
-from tidings.testing.security.actor import acting, line
-from tidings.testing.waiting import eventually
 from tidings.wire import rulings
 from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Access, Link
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Subjects, shard_of
 from tidings.wire.tags import is_tag, tag
+from tidings_testing.real_space import AgentClient, RealSpace, real_space
+from tidings_testing.security import PROBES, Probe, ProbeResult, Report, run_security_suite
+from tidings_testing.security.actor import acting, line
+from tidings_testing.waiting import eventually
 
 SECURITY_MD = Path(__file__).parents[2] / "SECURITY.md"
 FINDINGS = {

@@ -23,10 +23,10 @@ from tidings.nats.jwt import split_credentials
 from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import ensure_certificates
 from tidings.server.nats_server import Broker, free_port
-from tidings.testing.proxy import FaultProxy, fault_proxy
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.util.private_files import write_private
+from tidings_testing.proxy import FaultProxy, fault_proxy
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 HERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
 

@@ -15,7 +15,7 @@ from tidings.nats.jetstream_api import ApiError
 from tidings.server.nats_server import Broker, free_port
 from tidings.server.stream_copy import compare_streams, copy_stream
 from tidings.server.streams import stream_specs
-from tidings.testing.real_space import RealSpace
+from tidings_testing.real_space import RealSpace
 
 
 @asynccontextmanager

@@ -9,8 +9,8 @@ import pytest
 from tidings.errors import StreamMismatch
 from tidings.nats.jetstream_api import NO_END, ApiError
 from tidings.server.streams import set_gate
-from tidings.testing.real_space import RealSpace, real_space
 from tidings.wire.frames import frame_id
+from tidings_testing.real_space import RealSpace, real_space
 from tools.pouring import pour
 
 MINUTE = 60_000_000_000

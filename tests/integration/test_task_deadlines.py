@@ -14,8 +14,8 @@ from tidings.errors import (
     TaskDead,
 )
 from tidings.nats.jetstream import JetStream
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from tidings.errors import (
 )
 from tidings.steward import task_handlers
 from tidings.steward.history import encoded
-from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender
+from tidings_testing.real_space import AgentClient, RealSpace
 
 
 @pytest.fixture

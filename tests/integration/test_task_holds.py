@@ -18,12 +18,12 @@ from tidings.errors import (
     Superseded,
     UnreachableError,
 )
-from tidings.testing.processes import child, steward_child
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually, insist
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import Sender
+from tidings_testing.processes import child, steward_child
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually, insist
 
 WORKER = Path(__file__).parent / "task_child.py"
 

@@ -21,9 +21,9 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.steward import task_holds, tasks
-from tidings.testing.history import History
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.history import History
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture

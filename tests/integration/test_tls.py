@@ -25,8 +25,8 @@ from tidings.nats.jwt import split_credentials
 from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import SERVER_FOR, ensure_certificates
 from tidings.server.nats_server import Broker
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 HERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
 

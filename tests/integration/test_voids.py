@@ -9,11 +9,11 @@ from tidings.client.connect_direct import connect_directly
 from tidings.client.notices import Notice
 from tidings.errors import ConnectionLost
 from tidings.steward.store_reading import read_store
-from tidings.testing.real_space import TEST_INTERVALS, AgentClient, RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire import signing
 from tidings.wire.envelope import RULED_OUT
 from tidings.wire.message import Sender, compose
+from tidings_testing.real_space import TEST_INTERVALS, AgentClient, RealSpace
+from tidings_testing.waiting import eventually
 
 #: what a careless client may write, and the word in what its sender is told
 RESERVED = ("Nats-Expected-Stream", "nats-msg-id", "KV-Foo")

@@ -29,11 +29,11 @@ from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import ensure_certificates
 from tidings.server.keyring import Keyring
 from tidings.server.nats_server import free_port
-from tidings.testing.proxy import fault_proxy
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.util.private_files import write_private
 from tidings.wire.invitations import Trust
+from tidings_testing.proxy import fault_proxy
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 
 HERE = "127.0.0.2"
 PROXY_NAMES = ("https_proxy", "http_proxy", "all_proxy", "no_proxy")

@@ -6,10 +6,10 @@ from typing import Any
 
 import schema
 from tidings.client.publishing import MSG_ID
-from tidings.testing.real_space import AgentClient, RealSpace
 from tidings.wire import signing
 from tidings.wire.ids import new_id
 from tidings.wire.message import Message, Sender, compose
+from tidings_testing.real_space import AgentClient, RealSpace
 
 EXCHANGES: dict[str, dict[str, Any]] = {
     each["why"]: each for each in json.loads((schema.FOLDER / "vectors.json").read_text())["exchanges"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from node_client import installed, prove, vectors_hold
-from tidings.testing.real_space import RealSpace
+from tidings_testing.real_space import RealSpace
 from tools.frames import stub_pipeline
 
 pytestmark = pytest.mark.timeout(240)

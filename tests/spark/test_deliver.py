@@ -18,8 +18,8 @@ from tidings.model.projection import Verdict
 from tidings.nats import jwt
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.server.keyring import Keyring
-from tidings.testing.real_space import AgentClient, RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import AgentClient, RealSpace
+from tidings_testing.waiting import eventually
 from tools.delivering import delivering, job_settings
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from tidings.errors import LeaseHeld, LeaseLost, TidingsError
 from tidings.model import planning
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.server.lease import DeliverLease
-from tidings.testing.proxy import fault_proxy
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
-from tidings.testing.waiting import eventually
 from tidings.wire.message import MAX_PAYLOAD, Sender, compose
+from tidings_testing.proxy import fault_proxy
+from tidings_testing.real_space import AgentClient, RealSpace, real_space
+from tidings_testing.waiting import eventually
 from tools.delivering import Mailbox, RunningJob, delivering, empty_mailbox, job_settings, owed
 
 if TYPE_CHECKING:

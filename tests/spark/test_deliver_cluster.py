@@ -12,9 +12,9 @@ import pytest
 import tidings
 from crowd import Crowd, check, join, read_all, say
 from tidings.delivery.status import look
-from tidings.testing.processes import child
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.processes import child
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
 SECRET = secrets.token_hex(16)

@@ -13,9 +13,9 @@ from crowd import Crowd, check, check_order, clients, join, narrow, read_all, re
 from tidings.delivery import deliverer as rules
 from tidings.delivery.range_encoder import RangeEncoder
 from tidings.errors import TidingsError
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire.frames import Lost
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 from tools.delivering import Mailbox, delivering
 
 if TYPE_CHECKING:

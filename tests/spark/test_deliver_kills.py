@@ -30,10 +30,10 @@ from crowd import (
     say_on,
     set_class,
 )
-from tidings.testing import processes
-from tidings.testing.real_space import AgentClient, RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire.frames import MAX_FRAME_REFS
+from tidings_testing import processes
+from tidings_testing.real_space import AgentClient, RealSpace
+from tidings_testing.waiting import eventually
 from tools.delivering import Mailbox, delivering, owed
 from tools.driver import gateway
 

@@ -15,8 +15,8 @@ from tidings.delivery.job import FULL_LOG_WORDS
 from tidings.errors import TidingsError
 from tidings.nats.jetstream_api import NO_END
 from tidings.server.streams import gate_state
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import AgentClient, RealSpace, real_space
+from tidings_testing.waiting import eventually
 from tools.delivering import Mailbox, delivering
 
 if TYPE_CHECKING:

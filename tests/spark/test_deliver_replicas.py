@@ -14,9 +14,9 @@ from tidings.delivery import batches, deliverer
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.server.nats_server import Broker
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
-from tidings.testing.waiting import eventually, insist
 from tidings.wire.ids import new_id
+from tidings_testing.real_space import AgentClient, RealSpace, real_space
+from tidings_testing.waiting import eventually, insist
 from tools.delivering import Mailbox, delivering
 
 if TYPE_CHECKING:

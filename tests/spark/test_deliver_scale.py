@@ -12,13 +12,13 @@ from deltalake import DeltaTable
 
 from crowd import AGENTS, Crowd, check, clients, join, post_large, read_all, say, set_class
 from tidings.delivery.ledger import LedgerPaths
-from tidings.testing.processes import child
-from tidings.testing.real_space import AgentClient, RealSpace, real_space
 from tidings.wire import signing
 from tidings.wire.frames import Ref, decode_frame, open_block
 from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender, compose
 from tidings.wire.rulings import Access, Member
+from tidings_testing.processes import child
+from tidings_testing.real_space import AgentClient, RealSpace, real_space
 from tools.delivering import Mailbox, delivering, empty_mailbox, owed
 from tools.pouring import Pour, pour
 

@@ -18,9 +18,9 @@ from tidings.delivery.folders import HadoopFolder
 from tidings.delivery.job import DeliverJob
 from tidings.delivery.status import look
 from tidings.errors import PrerequisiteMissing
-from tidings.testing.processes import child
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.processes import child
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 from tools.delivering import RunningJob, delivering, job_settings
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from node_client import installed, prove
-from tidings.testing.real_space import RealSpace
+from tidings_testing.real_space import RealSpace
 from tools.delivering import delivering
 
 if TYPE_CHECKING:

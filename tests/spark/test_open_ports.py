@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tidings.delivery.session import unguarded
-from tidings.testing.security.machine import attack, surface_of
-from tidings.testing.waiting import eventually
+from tidings_testing.security.machine import attack, surface_of
+from tidings_testing.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,9 +14,9 @@ from crowd import check, clients, gathered, join, read_all, say
 from tidings.delivery.job import DeliverJob
 from tidings.delivery.several import POOL, SeveralJobs
 from tidings.delivery.status import look
-from tidings.testing.processes import child
-from tidings.testing.real_space import RealSpace, real_space
-from tidings.testing.waiting import eventually
+from tidings_testing.processes import child
+from tidings_testing.real_space import RealSpace, real_space
+from tidings_testing.waiting import eventually
 from tools.delivering import job_settings
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from bare import BareServer
-from tidings.testing.real_space import RealSpace
+from tidings_testing.real_space import RealSpace
 
 Load = Callable[..., DataFrame]
 

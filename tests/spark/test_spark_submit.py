@@ -19,8 +19,8 @@ from standalone_spark import StandaloneSpark, secrets_of, standalone_spark
 from tidings.delivery.package import FOLDER, build_package
 from tidings.delivery.status import look
 from tidings.server.nats_server import die_with_parent
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 

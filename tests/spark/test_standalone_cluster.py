@@ -15,9 +15,9 @@ from crowd import Crowd, check, join, read_all, say_on
 from standalone_spark import StandaloneSpark, command_lines, packed, secrets_of, standalone_spark
 from tidings.delivery.status import look
 from tidings.server.nats_server import free_port
-from tidings.testing.processes import child
-from tidings.testing.real_space import RealSpace
-from tidings.testing.waiting import eventually
+from tidings_testing.processes import child
+from tidings_testing.real_space import RealSpace
+from tidings_testing.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 MESSAGES = 400

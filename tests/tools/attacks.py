@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidings.nats import jwt
-from tidings.testing.security.actor import line
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import AGENT_SERVICES, Subjects
+from tidings_testing.security.actor import line
 
 #: refusals in a row after which an attacker gives up
 LOCKED_OUT = 20

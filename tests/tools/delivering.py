@@ -23,10 +23,10 @@ from tidings.delivery.job import DeliverJob
 from tidings.delivery.stream_job import JobSettings
 from tidings.nats.acks import ACK
 from tidings.server.log import log_record
-from tidings.testing.real_space import AgentClient, RealSpace
-from tidings.testing.waiting import eventually
 from tidings.wire.block_refs import open_ref
 from tidings.wire.frames import Block, Frame, FrameRecord, Ref, decode_frame, open_block
+from tidings_testing.real_space import AgentClient, RealSpace
+from tidings_testing.waiting import eventually
 from tools import model
 
 if TYPE_CHECKING:

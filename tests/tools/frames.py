@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.testing.real_space import RealSpace
 from tidings.wire.block_refs import BlockSealer, SealedBlock
 from tidings.wire.frames import (
     Block,
@@ -35,6 +34,7 @@ from tidings.wire.frames import (
 from tidings.wire.links import HOPS_HEADER, ORIGIN_HEADER
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Subjects
+from tidings_testing.real_space import RealSpace
 
 BEAT_EVERY = 0.05
 #: what a frame keeps of a record's headers

@@ -636,7 +636,7 @@ def _is_too_large(page: LinkPage, _: Token) -> LinkPage:
 
 def simulate(seed: int, steps: int = 50, spaces: int | None = None) -> World:
     """One life. Raises `Violation` if a link broke a promise."""
-    engine, unexpected = logging.getLogger("tidings.link"), _Errors()
+    engine, unexpected = logging.getLogger("tidings.links"), _Errors()
     engine.addHandler(unexpected)
     propagate, engine.propagate = engine.propagate, False
     try:

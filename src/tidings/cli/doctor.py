@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,15 @@ import typer
 
 from tidings.cli import output
 from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, place
-from tidings.errors import UnhealthyError
+from tidings.errors import PrerequisiteMissing, UnhealthyError
 
 app = typer.Typer()
+
+
+def require_testing() -> None:
+    """The suites that attack a space are a distribution of their own: most installations never run them."""
+    if find_spec("tidings_testing") is None:
+        raise PrerequisiteMissing("the attacks are not installed: `pip install 'tidings[doctor]'`")
 
 
 @app.callback(invoke_without_command=True)
@@ -69,7 +76,8 @@ def security(
 
       tidings doctor security --space lab --deep --json
     """
-    from tidings.testing.security import run_security_suite
+    require_testing()
+    from tidings_testing.security import run_security_suite
 
     where = place(space, home)
     where.home.read_info()
@@ -105,7 +113,8 @@ def link(as_json: JsonOption = False) -> None:
 
       tidings doctor link --json
     """
-    from tidings.testing.links import run_link_suite
+    require_testing()
+    from tidings_testing.links import run_link_suite
 
     with output.working("linking a space with one that lies"):
         report = asyncio.run(run_link_suite())

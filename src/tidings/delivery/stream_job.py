@@ -307,7 +307,7 @@ def _give_back(lease: DeliverLease) -> None:
 def first_words(error: Exception) -> str:
     """An error as one sentence: Spark's go on for pages, and those of a worker end with what matters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    own = [line for line in lines if line.startswith(("tidings.errors.", "tidings.pipeline."))]
+    own = [line for line in lines if line.startswith(("tidings.errors.", "tidings.delivery."))]
     return (own or lines or [type(error).__name__])[0][:500]
 
 

@@ -25,6 +25,7 @@ import typer
 
 from tidings.admin.home import SpaceHome
 from tidings.cli import output
+from tidings.cli.doctor import require_testing
 from tidings.cli.options import place
 from tidings.errors import TidingsError, UsageError
 
@@ -59,6 +60,7 @@ def demo(
 
       tidings demo links
     """
+    require_testing()
     if what == "links":
         _demo_links()
     elif what is None:

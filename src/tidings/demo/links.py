@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import tidings
     from tidings.admin.home import SpaceHome
     from tidings.admin.link_accepting import AcceptedLink
-    from tidings.testing.proxy import FaultProxy
+    from tidings_testing.proxy import FaultProxy
 
 #: seconds for a message on its way; and until a link that was cut has caught up, which asks again after a growing pause
 PATIENCE, HEAL_PATIENCE = 20.0, 60.0
@@ -89,7 +89,7 @@ class Side:
 async def tell(west: SpaceHome, east: SpaceHome) -> None:
     """The whole story, on two spaces that run."""
     import tidings
-    from tidings.testing.proxy import fault_proxy
+    from tidings_testing.proxy import fault_proxy
 
     async with AsyncExitStack() as stack:
         sides = []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidings.admin.home import SpaceHome
     from tidings.admin.session import Session
     from tidings.client.notices import Notice
-    from tidings.testing.processes import Child
+    from tidings_testing.processes import Child
 
 PATIENCE = 15.0
 BEFORE = "nobody but me is here yet"
@@ -122,7 +122,7 @@ def _members(table: dict[str, Any]) -> str:
 async def _talk(home: SpaceHome) -> None:
     """All three ways of addressing, and a process that is killed and comes back."""
     import tidings
-    from tidings.testing.processes import child
+    from tidings_testing.processes import child
 
     state = home.run / "bob.state"
     bob = ("-m", "tidings.demo.agent", home.home, home.name, "bob", state)
@@ -285,7 +285,7 @@ async def _void(told: asyncio.Queue[Notice], seq: int) -> str:
 
 
 async def _attack(home: SpaceHome) -> None:
-    from tidings.testing.security import run_security_suite
+    from tidings_testing.security import run_security_suite
 
     heading("Now the attacks: raw clients with an agent's credential try what they must not do")
     with output.working("attacking"):

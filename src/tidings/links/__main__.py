@@ -1,6 +1,6 @@
 """The worker of links as a process of its own, as `tidings up` starts it.
 
-    python -m tidings.link --home H --space S [--every SECONDS]
+    python -m tidings.links --home H --space S [--every SECONDS]
 
 It opens `space.toml`, `creds/link.creds`, what is below `links/` and `links.db`, and none of the space's keys. On
 standard output it says one JSON object a line: `{"ready": true}` once it has looked at the links, and at last a result

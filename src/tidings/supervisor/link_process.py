@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class LinkProcess(SpeakingProcess):
-    module = "tidings.link"
+    module = "tidings.links"
     errors = "links.out"
     #: a page at hand, and the ledger
     grace = 15.0

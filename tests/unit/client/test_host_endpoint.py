@@ -24,7 +24,7 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.testing.waiting import eventually
+from tidings_testing.waiting import eventually
 
 UNREAD = "GET /v1/inbox/unread"
 HELD: Json = {"held": TASK | {"mine": True}}

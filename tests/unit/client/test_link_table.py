@@ -12,9 +12,9 @@ from linking import OtherSpace
 from tidings.client import links
 from tidings.client.links import Judge, LinkTable
 from tidings.errors import DeniedError, StewardUnreachable, UnreachableError
-from tidings.testing.waiting import eventually
 from tidings.wire.envelope import ClaimedOrigin
 from tidings.wire.subjects import Subjects
+from tidings_testing.waiting import eventually
 
 WEST, NORTH = OtherSpace("west"), OtherSpace("north")
 SECOND = 1_000_000_000

@@ -11,8 +11,8 @@ from scripted_server import Scripted, scripted_server
 from tidings.client.mailbox import NO_PULL, pull
 from tidings.nats import aio
 from tidings.nats.acks import NAK
-from tidings.testing.waiting import eventually
 from tidings.util.task_ends import end_tasks
+from tidings_testing.waiting import eventually
 
 ASKED = b"$JS.API.CONSUMER.MSG.NEXT.S.c"
 DELIVERED = b"$JS.ACK.S.c.1.7.1.1700000000000000000.0"

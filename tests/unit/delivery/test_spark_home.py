@@ -11,7 +11,7 @@ import pytest
 from tidings.delivery import spark_home
 from tidings.delivery.session import look_for_java
 from tidings.delivery.spark_home import ArchiveMaker, ClassArchive, lean_home
-from tidings.testing.waiting import eventually
+from tidings_testing.waiting import eventually
 
 
 @pytest.fixture

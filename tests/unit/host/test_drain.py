@@ -25,10 +25,10 @@ from tidings.host.outbox import Lane, LogPosition, OutboxRow, OutboxStore, Terms
 from tidings.host.publishers import SessionPublisher
 from tidings.host.schema import MIGRATIONS
 from tidings.server.streams import stream_specs
-from tidings.testing.waiting import eventually
 from tidings.util.backoff import Backoff
 from tidings.util.database import Database
 from tidings.wire.subjects import Subjects
+from tidings_testing.waiting import eventually
 
 TERMS = Terms("this run", backoff=Backoff(first=10, longest=40))
 DAY = 86_400_000

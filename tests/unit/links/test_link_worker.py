@@ -24,12 +24,12 @@ from tidings.links.running_link import half_is_over
 from tidings.links.store_file import LedgerDatabase, open_store
 from tidings.links.worker import LinkWorker, event_fields
 from tidings.nats import jwt
-from tidings.testing.waiting import eventually
 from tidings.wire.digests import BucketsAnswer, DigestAnswer, IdsAnswer
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import LinkPage, Token
 from tidings.wire.rulings import Link
 from tidings.wire.subjects import Subjects
+from tidings_testing.waiting import eventually
 
 HERE, EAST, WEST = (KeyPair.generate(ACCOUNT).id for _ in range(3))
 

@@ -24,7 +24,7 @@ from tidings.nats.errors import (
     SlowReader,
     Unwritable,
 )
-from tidings.testing.waiting import eventually
+from tidings_testing.waiting import eventually
 
 
 async def welcoming(server: Scripted) -> None:

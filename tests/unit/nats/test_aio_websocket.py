@@ -10,7 +10,7 @@ import pytest
 
 from tidings.nats import aio
 from tidings.nats.errors import ConnectionGone, NatsError
-from tidings.testing.waiting import eventually
+from tidings_testing.waiting import eventually
 from websocket_frames import BINARY, CLOSE, CONT, PING, PONG, TEXT, agreed, frame, unmasked
 
 INFO = b'INFO {"server_id":"X","max_payload":1048576,"headers":true}\r\n'

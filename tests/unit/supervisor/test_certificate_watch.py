@@ -16,7 +16,7 @@ from tidings.errors import ConfigError
 from tidings.server.nats_server import free_port
 from tidings.supervisor import supervisor as supervising
 from tidings.supervisor.supervisor import Supervisor, UpOptions
-from tidings.testing.waiting import eventually
+from tidings_testing.waiting import eventually
 
 
 async def test_a_certificate_that_was_made_again_is_taken_up_and_a_failure_ends_nothing(

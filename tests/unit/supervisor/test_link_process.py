@@ -12,8 +12,8 @@ from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.admin.link_registry import AgreedLink, LinkLedger
 from tidings.supervisor import link_process
 from tidings.supervisor.link_process import LinkKeeper
-from tidings.testing.waiting import eventually
 from tidings.util.backoff import Backoff
+from tidings_testing.waiting import eventually
 
 
 class MadeUpProcess:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.testing.history import Event, History, HistoryError
+from tidings_testing.history import Event, History, HistoryError
 
 PEOPLE = ("ada", "bob", "eve")
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tidings.testing.security import neighbour
+from tidings_testing.security import neighbour
 
 
 @contextmanager
