@@ -1,6 +1,8 @@
 """The documents name things that exist."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,68 @@ def test_a_life_has_at_most_twelve_steps_and_the_glossary_forty_words() -> None:
     assert [len(re.findall(r"^\d+\. ", life, re.MULTILINE)) <= 12 for life in lives] == [True] * 5
     words = ARCHITECTURE.split("## Words")[1]
     assert len(re.findall(r"^\| (?!word |---)", words, re.MULTILINE)) <= 40
+
+
+FOLDERS = ("src", "packages", "tests", "bench", "scripts", "examples", "docs")
+FILES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*") if "__pycache__" not in path.parts]
+CODE = [path for path in FILES if path.suffix == ".py"]
+SHIPPED = [path for path in CODE if path.relative_to(ROOT).parts[0] in ("src", "packages")]
+PLACES = [f"/{path.relative_to(ROOT)}" for path in FILES]
+#: a file, a folder of the repository, a function that is called, a name with dots
+NAMED = re.compile(
+    r"[\w./-]+\.py|(?:src|tests|docs|bench|scripts|packages|tidings)/[\w./-]+|[\w.]+\(\)|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+"
+)
+#: in a docstring also a name that can only be code
+NAMED_IN_CODE = re.compile(NAMED.pattern + r"|[a-z]\w*_\w+|[A-Z][a-z]+(?:[A-Z]\w*)+")
+#: `host.db` is a file on the user's disk, although there is a module named host
+DATA_FILES = (".db", ".toml", ".json", ".log", ".jsonl", ".lock", ".md")
+
+
+def names_in_code(tree: ast.AST) -> Iterator[str]:
+    documented = {id(node.body[0].value) for node in documented_nodes(tree) if isinstance(node.body[0], ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, (ast.arg, ast.keyword)):
+            yield node.arg or ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+            yield from re.findall(r"\w+", node.value)
+
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def documented_nodes(tree: ast.AST) -> Iterator[Documented]:
+    for node in ast.walk(tree):
+        if isinstance(node, Documented) and ast.get_docstring(node):
+            yield node
+
+
+def is_there(named: str, modules: set[str], names: set[str]) -> bool:
+    if "/" in named or named.endswith(".py"):
+        return any(f"/{named}" in place for place in PLACES)
+    *parents, last = named.removesuffix("()").split(".")
+    if parents and (named.endswith(DATA_FILES) or parents[0] not in modules):
+        return True  # a file of the user, or something of another project
+    return last in names or last in modules
+
+
+def test_every_module_function_and_file_named_in_a_document_or_a_docstring_exists() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in CODE}
+    modules = {part for place in PLACES if place.endswith(".py") for part in Path(place).with_suffix("").parts}
+    names = {name for tree in trees.values() for name in names_in_code(tree)}
+    texts = {path: path.read_text() for path in (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("**/*.md"))}
+    for path in SHIPPED:
+        texts[path] = "\n".join(ast.get_docstring(node) or "" for node in documented_nodes(trees[path]))
+    missing = [
+        f"{path.relative_to(ROOT)}: {named}"
+        for path, text in texts.items()
+        for named in re.findall(r"`([^`\n]+)`", text)
+        if (NAMED_IN_CODE if path in trees else NAMED).fullmatch(named) and not is_there(named, modules, names)
+    ]
+    assert sum(map(len, texts.values())) > 100_000
+    assert not missing, "\n".join(missing)

@@ -7,7 +7,7 @@ gives a batch, so one that reaches further than what was done is delivered from 
 
 Whoever lost a right to read since the last head has its mailbox emptied first, and what lay unread in it becomes debts,
 to be paid under the new access. The same is done to the fullest mailboxes when all of them together have nearly no room
-left, and to a mailbox that has lost frames (`check_mailboxes`). The log keeps what is unread or owed (`needed`); what
+left, and to a mailbox that has lost frames. The log keeps what is unread or owed (`needed`); what
 it could not keep is told as lost, with its range and count, and so is what nobody read for too long (`expire`).
 
 The same class runs in the Spark driver and, with ports that crash, in the simulator (`tests/tools/delivery.py`).

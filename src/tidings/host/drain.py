@@ -3,10 +3,10 @@
     taken (leased) -> handed to its agent's publisher -> confirmed, or settled as the outcome means -> the lane's next
 
 It sleeps until something is accepted, a connection opens, a block is lifted or the next retry is due. What a failure
-means is `store.outcomes`' word; a row whose earlier attempt ended without an answer, or that may have gone another way
-(`elsewhere.py`), is looked for before it is sent. When another run of a broker answers, what the earlier one confirmed
-is verified before its lanes go on, and a confirmed row is done when the broker still runs a sync horizon later.
-Connections are not known here: `RowPublisher` is.
+means is in `outcomes`; a row whose earlier attempt ended without an answer, or that may have gone another way
+(`duplicate_check`), is looked for before it is sent. When another run of a broker answers, what the earlier one
+confirmed is verified before its lanes go on, and a confirmed row is done when the broker still runs a sync horizon
+later. Connections are not known here: `RowPublisher` is.
 """
 
 from __future__ import annotations

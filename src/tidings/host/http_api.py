@@ -3,8 +3,8 @@
     guard (Origin, tokens in addresses) -> route -> session by token -> handler(Asked) -> JSON
 
 A refusal is `{"error": {"code", "message", "retryable"}}`: the code and the sentence of a TidingsError, and whether the
-same request may succeed later. Handlers are in `ipc_mail`, `ipc_space`, `ipc_operator` and `events`; each gets the
-session it answers and passes its scope on. Nothing here blocks the loop, and no wait outlives the host.
+same request may succeed later. Handlers are in `routes_mail`, `routes_space`, `routes_operator` and `routes_events`;
+each gets the session it answers and passes its scope on. Nothing here blocks the loop, and no wait outlives the host.
 """
 
 from __future__ import annotations

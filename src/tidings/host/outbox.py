@@ -1,7 +1,7 @@
 """The outbox of one run of the host: each transition as one job of the database's writer.
 
-They are in `outbox_moves`, `outbox_horizon` and `outbox_ends`; `outbox_views` only reads. What a method returns is on
-disk. Rows are given as they were leased or read, so that every change states what it expects: a row that moved on
+They are in `outbox_transitions`, `outbox_horizon` and `outbox_ends`; `outbox_views` only reads. What a method returns
+is on disk. Rows are given as they were leased or read, so that every change states what it expects: a row that moved on
 meanwhile is left alone, and the answer says so.
 """
 

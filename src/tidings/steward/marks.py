@@ -3,7 +3,7 @@
 A power cut or a restored copy makes the broker reuse sequences, and nothing inside the space can tell. A mark is
 the sequence, time and subject of a record that was the head once; the newest mark that the log no longer confirms
 shows how far it went back. A log that did gets a new epoch, and the steward says so until its owner has seen it.
-Readers remember marks of their own (`agreement.py`): if these marks are lost or were put back too, a reader's stamp,
+Readers remember marks of their own: if these marks are lost or were put back too, a reader's stamp,
 which only a steward of this space can have made, convinces us.
 """
 

@@ -1,6 +1,6 @@
 """Names and their grammar. A name that does not fit is refused, never rewritten.
 
-Rewriting would alias: if `foo/bar` silently became `foo_bar`, an access check on the raw name and a grant on the
+Rewriting would alias: if `foo/bar` silently became "foo_bar", an access check on the raw name and a grant on the
 rewritten one would speak of different channels.
 """
 
