@@ -35,7 +35,7 @@ demo: $(STAMP) ## start a space, use it, attack it, and watch every attack fail
 
 test: $(STAMP) ## everything CI runs
 	@$(MAKE) --no-print-directory -j 2 check compiled
-	@$(PYTEST) -n 4 -m "not slow"
+	@$(PYTEST) -n 4 -m "not slow" && echo $$SECONDS > $(VENV)/test-seconds
 
 .PHONY: compiled
 compiled: $(STAMP) # the tests, once: workers that found none of them compiled would all do it. What is wrong with one, they say
@@ -45,6 +45,7 @@ check: $(STAMP) ## style, types, import directions
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/count.py --static --check > $(VENV)/count.txt || { cat $(VENV)/count.txt; exit 1; }
 	@$(BIN)/lint-imports > $(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
 
 dist: $(STAMP)  ## build wheels and source archives of Tidings and its packages into dist/
@@ -54,7 +55,7 @@ dist: $(STAMP)  ## build wheels and source archives of Tidings and its packages 
 release: $(STAMP) ## show what a release of this version would do; with RELEASE=1 do it
 	@$(BIN)/python scripts/release.py $(if $(filter 1,$(RELEASE)),--do)
 
-count: $(STAMP) ## how far a message goes, how often a name or an operation is spelled, lines of src
+count: $(STAMP) ## how hard this is to own, in figures; fails if one is worse than in scripts/count.json
 	@$(BIN)/python scripts/count.py
 
 faults: $(STAMP) ## longer chaos and more seeds

@@ -5,7 +5,19 @@ from textwrap import dedent
 
 import pytest
 
-from count import SOURCES, Step, classes_used_twice, files_of_operation, lines_by_package, returns_of, way_of
+from count import (
+    RUN,
+    SOURCES,
+    Step,
+    classes_used_twice,
+    compare,
+    duplicated_runs,
+    files_of_operation,
+    improved,
+    lines_by_package,
+    returns_of,
+    way_of,
+)
 
 
 @pytest.fixture
@@ -85,3 +97,19 @@ def test_what_not_every_message_enters_is_not_on_the_way() -> None:
 def test_a_function_that_two_programs_enter_is_on_the_way_once() -> None:
     sent, received = steps("a", "b"), [("b", "f1"), ("c", "f3")]
     assert way_of([[*sent, *received]])["way"] == ["a:f0", "b:f1", "c:f3"]
+
+
+def test_a_run_of_equal_lines_in_two_files_is_one_pair(sources: Path) -> None:
+    run = "".join(f"x{number} = {number}\n" for number in range(RUN))
+    for name in ("three", "four", "five"):
+        (sources / "tidings" / "a" / f"{name}.py").write_text(run)
+    (sources / "tidings" / "a" / "five.py").write_text(run.replace("x1 =", "y1 ="))
+    assert duplicated_runs(sources) == [("tidings/a/four.py", "tidings/a/three.py")]
+
+
+def test_what_is_worse_fails_and_what_is_better_becomes_the_record() -> None:
+    record = {"host message, modules": 9, "lines in a": 10, "lines in gone": 4, "words": 7}
+    now = {"lines in a": 11, "lines in new": 3, "words": 6}
+    assert compare(now, record) == ["lines in a: 11, recorded 10", "lines in new: 3, recorded 0"]
+    assert improved(now, record, static=False) == {"lines in a": 10, "lines in new": 0, "words": 6}
+    assert improved(now, record, static=True)["host message, modules"] == 9
