@@ -72,9 +72,8 @@ def test_a_file_spells_an_operation_if_its_code_has_the_name(sources: Path, text
 
 
 def test_what_is_not_touched_for_an_operation_is_not_counted(sources: Path) -> None:
-    for folder in ("testing", "demo"):
-        (sources / "tidings" / folder).mkdir()
-        (sources / "tidings" / folder / "story.py").write_text("recall()")
+    (sources / "tidings" / "demo").mkdir()
+    (sources / "tidings" / "demo" / "story.py").write_text("recall()")
     assert files_of_operation(sources, "recall") == []
 
 
