@@ -30,7 +30,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from blocking_host import HostClient
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
 from tidings.client.host_sockets import socket_path
 from tidings.host.compose import SendRequest, compose_request
@@ -43,6 +42,8 @@ from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually
+
+from blocking_host import HostClient  # isort: skip
 
 TEXT = "what is to be said about it " * 4
 CALLERS = (1, 8, 64)
