@@ -110,7 +110,7 @@ def _strike_at_every_write(home: SpaceHome, monkeypatch: pytest.MonkeyPatch) -> 
         left -= 1
         real(path, text)
 
-    for module in ("space.layout", "space.home", "broker.keyring", "broker.resolver"):
+    for module in ("admin.layout", "admin.home", "server.keyring", "server.resolver"):
         monkeypatch.setattr(f"tidings.{module}.write_private", write)
     while home.read_info().layout < LAYOUT:
         left = allowed
