@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from tidings.host import inbox
@@ -17,7 +17,6 @@ from tidings.host import outbox_transitions as moves
 from tidings.host.inbox import Arrival
 from tidings.host.outbox_transitions import Draft, Lane, LogPosition, Terms
 from tidings.host.outcomes import Outcome
-from tidings.host.schema import MIGRATIONS
 from tidings.util.database import Database
 
 NOW = 1_700_000_000_000
@@ -74,28 +73,6 @@ def break_trigger(connection: sqlite3.Connection) -> None:
 
 def mend_trigger(connection: sqlite3.Connection) -> None:
     rename_in_trigger(connection, "coalerce", "coalesce")
-
-
-def built_anew(table: str) -> str:
-    """A later step of the schema, for tests only: the table is made anew with all that stands on it, and filled."""
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript("".join(MIGRATIONS.steps))
-        made = connection.execute(
-            "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND (tbl_name = ? OR type = 'view')",
-            (table,),
-        ).fetchall()
-    kinds = {kind: [(name, sql) for each, name, sql in made if each == kind] for kind in ("view", "trigger", "index")}
-    ((_, of_table),) = [(name, sql) for kind, name, sql in made if kind == "table"]
-    return ";\n".join(
-        [
-            *(f"DROP {kind} {name}" for kind in ("view", "trigger") for name, _ in kinds[kind]),
-            f"ALTER TABLE {table} RENAME TO {table}_before",
-            of_table,
-            f"INSERT INTO {table} SELECT * FROM {table}_before ORDER BY row",
-            f"DROP TABLE {table}_before",
-            *(sql for kind in ("index", "view", "trigger") for _, sql in kinds[kind]),
-        ]
-    )
 
 
 def fill(database: Database) -> None:

@@ -227,14 +227,14 @@ def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) 
     from tidings.host import inbox as store
     from tidings.host import serialise
     from tidings.host.directory import names_in
-    from tidings.host.schema import MIGRATIONS
+    from tidings.host.schema import SCHEMA
     from tidings.util.database_snapshot import look
 
     key = _key(where)
     wanted = store.Wanted(unread=True, channel=channel, limit=count)
     mine = (where.space_id, key.id)
     file = where.home.home / "host.db"
-    rows, names = look(file, MIGRATIONS, lambda c: (store.listed(c, *mine, wanted), names_in(c, mine[0])))
+    rows, names = look(file, SCHEMA, lambda c: (store.listed(c, *mine, wanted), names_in(c, mine[0])))
     for row in rows:
         _show(serialise.mail(row, key, names | {key.id: where.agent}), as_json=as_json)
     return len(rows)
@@ -402,7 +402,7 @@ async def _all_aside(agent: HostEndpoint) -> list[Message]:
 def _aside_in_file(where: Place) -> list[Message]:
     from tidings.host import inbox as store
     from tidings.host import serialise
-    from tidings.host.schema import MIGRATIONS
+    from tidings.host.schema import SCHEMA
     from tidings.util.database_snapshot import look
 
     mine = (where.space_id, _key(where).id)
@@ -411,7 +411,7 @@ def _aside_in_file(where: Place) -> list[Message]:
     def page(connection: Connection) -> list[store.Aside]:
         return store.aside(connection, *mine, found[-1].row if found else 0)
 
-    while more := look(where.home.home / "host.db", MIGRATIONS, page):
+    while more := look(where.home.home / "host.db", SCHEMA, page):
         found += more
     return [serialise.aside(each) for each in found]
 

@@ -31,7 +31,7 @@ from tidings.host import outbox_views as views
 from tidings.host.outbox_transitions import Draft, Landed, Lane, Leased, LogPosition, Terms
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.outcomes import Outcome
-from tidings.host.schema import MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.util.database import Database
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class OutboxModel(RuleBasedStateMachine):
     def open(self) -> None:
         self.runs += 1
         self.terms = Terms(f"run {self.runs}", luck=lambda: 0.5)
-        self.database = Database(Path(self.folder.name) / "host.db", MIGRATIONS)
+        self.database = Database(Path(self.folder.name) / "host.db", SCHEMA)
         self.reader = sqlite3.connect(f"file:{self.database.path}?mode=ro", uri=True, isolation_level=None)
         self.do(lambda c: moves.recover(c, self.now, self.tick, self.terms))
         assert not [row for row in self.rows() if row.state == "inflight"], "a lease of an earlier run is void at once"
