@@ -44,7 +44,6 @@ from tidings.nats.jetstream import JetStream
 from tidings.nats.jwt import split_credentials
 from tidings.server.disk import DiskReserve
 from tidings.server.nats_server import Broker, binary_version, find_binary
-from tidings.steward.damage import seal_known_damage
 from tidings.supervisor.admin_process import AdminProcess, error_of, spawn
 from tidings.supervisor.json_lines_process import end_child
 from tidings.supervisor.link_process import LinkKeeper
@@ -298,7 +297,6 @@ class Supervisor:
 
     async def _start_broker(self) -> None:
         assert self.broker is not None
-        await asyncio.to_thread(seal_known_damage, self.home, self.home.read_info().id)
         self.broker.spawn()
         await self._until_broker_ready()
 
