@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from tidings.cli import about, output
-from tidings.cli.plain_values import use_plain_values
 from tidings.errors import TidingsError
 
 #: what can be typed, by what people do: the name of a command, its module (of this package unless it has a dot), and
@@ -102,7 +101,6 @@ def command(names: tuple[str, ...] = ALL) -> Any:
                     app.add_typer(found, name=name, rich_help_panel=panel)
                 else:
                     app.command(name, rich_help_panel=panel)(found)
-    use_plain_values()
     return typer.main.get_command(app)
 
 
