@@ -6,7 +6,7 @@ account a reply subject is never checked, so a pull status aimed at `$JS.API.STR
 value of its own that a credential reads with such a reply. Across a service import the reply is resolved in the
 importing account. There a *literal* import still takes it for a request; a wildcard import does not. So every service
 import is a wildcard, and the user's rights name what it may ask.
-Every line here has a probe in `testing/security/`. `tests/unit/admin/test_layout.py` notices every change.
+Every line here has a probe in `tidings_testing/security/`. `tests/unit/admin/test_layout.py` notices every change.
 """
 
 from __future__ import annotations
