@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from folded_log import fold_log
 from tidings.admin.agents import AgentFile
 from tidings.errors import UsageError
 from tidings.model.projection import Table
 from tidings.model.task_rules import TaskState
 from tidings.nats.errors import NoResponders
 from tidings.nats.jetstream import JetStream
-from tidings.server.log import fold_log
 from tidings.server.state import StateBucket
 from tidings.server.streams import GateState, gate_state
 from tidings.steward import retention, side_streams, store_watch
