@@ -10,9 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from tidings.host import inbox
-from tidings.host import outbox_ends as ends
-from tidings.host import outbox_horizon as horizon
+from tidings.host import inbox, outbox
 from tidings.host import outbox_transitions as moves
 from tidings.host.inbox import Arrival
 from tidings.host.outbox_transitions import Draft, Lane, LogPosition, Terms
@@ -89,10 +87,10 @@ def _fill(connection: sqlite3.Connection) -> None:
             moves.lease(connection, [rows[state]], NOW, TERMS)
     place = LogPosition(7, "LOG", "server 1")
     moves.confirmed(connection, rows["done"], 1, place, NOW, 0, TERMS)
-    horizon.release(connection, "main", "server 1", 10_000, 5_000, NOW)
+    outbox.release(connection, "main", "server 1", 10_000, 5_000, NOW)
     moves.confirmed(connection, rows["confirmed"], 1, place, NOW, 20_000, TERMS)
     moves.settle(connection, rows["dead"], 1, REFUSED, NOW, TERMS)
-    ends.cancel(connection, rows["cancelled"], NOW)
+    outbox.cancel(connection, rows["cancelled"], NOW)
     inbox.keep(connection, arrival("direct", "direct text"), NOW, words=False)
     inbox.keep(connection, arrival("posted", "posted text", channel="general"), NOW, words=False)
     inbox.quarantine(connection, "main", "bob", b"garbage", "does not open", NOW)

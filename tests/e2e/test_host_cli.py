@@ -32,8 +32,7 @@ from tidings.client.host_session_file import VARIABLE, SessionFile, own_file
 from tidings.client.host_sockets import socket_path
 from tidings.host import inbox as inbox_store
 from tidings.host import routes_mail
-from tidings.host.daemon import lock_path
-from tidings.host.http_server import PeerChecked
+from tidings.host.daemon import PeerChecked, lock_path
 from tidings.host.schema import SCHEMA
 from tidings.util.database_snapshot import look
 from tidings.util.private_files import lock_holder, private_dir

@@ -24,9 +24,7 @@ import pytest
 
 from hosted import NOW, REFUSED, arrival, draft, together
 from tidings.errors import StoreError, TidingsError
-from tidings.host import inbox
-from tidings.host import outbox_ends as ends
-from tidings.host import outbox_horizon as horizon
+from tidings.host import inbox, outbox
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.inbox import KeepResult
@@ -205,11 +203,11 @@ class Walk:
         if not self.answered.sent:
             return self.accept()
         (row, _), now = self.luck.choice(list(self.answered.sent.values())), self.now()
-        return lambda c: ends.cancel(c, row, now)
+        return lambda c: outbox.cancel(c, row, now)
 
     def release(self) -> Job:
         now, limit = self.now(), self.luck.randint(1, 5)
-        return lambda c: horizon.release(c, "main", "server 1", 10, 5, now, limit)
+        return lambda c: outbox.release(c, "main", "server 1", 10, 5, now, limit)
 
     def receive(self) -> Job:
         number = self.luck.randrange(1, self.used) if self.used > 1 and self.luck.random() < 0.2 else self.used

@@ -15,7 +15,7 @@ from tidings.links.destination import LocalDestination, LocalSpace
 from tidings.links.events import GapDetected
 from tidings.links.link_store import BookedLink
 from tidings.links.replicator import Direction
-from tidings.links.running import LoopClock, RunningDirection
+from tidings.links.running_link import LoopClock, RunningDirection
 from tidings.links.schema import SCHEMA
 from tidings.links.source import PeerSource
 from tidings.nats.errors import NatsError

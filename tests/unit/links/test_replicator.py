@@ -28,7 +28,7 @@ from tidings.links.events import (
 from tidings.links.link_store import BookedLink
 from tidings.links.ports import AdmittedAt, IndexPage
 from tidings.links.replicator import Direction, Mode
-from tidings.links.running import LoopClock, RunningDirection
+from tidings.links.running_link import LoopClock, RunningDirection
 from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
 from tidings.wire import message as wire_message
