@@ -96,6 +96,8 @@ class Endpoint(AgentInterface):
         #: the row of the roster it was made of, and how this agent signs
         self._speaks_as: tuple[Agent | None, Sender] | None = None
         self._receives = receive
+        #: whether this endpoint holds the receiving session and pulls its mailboxes
+        self._receiving = False
         self._saver: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self.inbox = Inbox(inbox)
@@ -589,8 +591,8 @@ class Endpoint(AgentInterface):
             yield incoming
 
     async def _start_receiving(self) -> None:
-        """Take the session and the mailbox, unless this endpoint only sends and looks."""
-        if not self._receives:
+        """Take the session and pull the mailboxes, unless this endpoint does so already or only sends and looks."""
+        if self._receiving or not self._receives:
             return
         with suppress(Superseded):  # the inbox says so, after the messages that are still in it
             await self.session.ensure()
@@ -598,11 +600,13 @@ class Endpoint(AgentInterface):
             self._direct.begin()
             self._frames.begin()
             self.redelivery.begin()
+            self._receiving = True
 
     async def next_message(self, timeout: float | None = None) -> Incoming:
         """The next message. It is yours to `ack()`."""
         async with asyncio.timeout(timeout):
-            await self._start_receiving()
+            if not self._receiving:
+                await self._start_receiving()
             incoming = await self.inbox.get()
         if incoming is None:
             raise ConnectionLost("this endpoint is closed")
