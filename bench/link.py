@@ -50,9 +50,9 @@ from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.server.keyring import Keyring
 from tidings.wire import signing
-from tidings.wire.headers import encode_headers, read_plain_block
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender, compose
+from tidings.wire.records import encode_headers, read_plain_block
+from tidings.wire.signing import KeyPair
 from tidings_testing.processes import steward_child
 from tidings_testing.real_space import RealSpace, real_space
 

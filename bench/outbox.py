@@ -38,8 +38,8 @@ from tidings.host.host import Host, Scope, _draft
 from tidings.host.http_server import HostServer
 from tidings.host.outbox import Draft
 from tidings.util.private_sockets import bind
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
+from tidings.wire.message import new_id
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually
 

@@ -38,8 +38,7 @@ from tidings.errors import (
 )
 from tidings.util.backoff import Backoff
 from tidings.util.private_sockets import connect, peer_uid
-from tidings.wire.ids import new_id
-from tidings.wire.message import check_said
+from tidings.wire.message import check_said, new_id
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:

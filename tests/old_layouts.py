@@ -12,7 +12,7 @@ from tidings.nats import jwt
 from tidings.server.keyring import Keyring
 from tidings.server.resolver import write_tokens
 from tidings.util.private_files import read_private, write_private
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 
 FIRST = Path(__file__).parent / "fixtures" / "layout-v1.json"
 

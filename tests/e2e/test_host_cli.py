@@ -38,7 +38,7 @@ from tidings.host.schema import MIGRATIONS
 from tidings.util.database_snapshot import look
 from tidings.util.private_files import lock_holder, private_dir
 from tidings.wire.frames import Lost
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline

@@ -18,7 +18,7 @@ from tidings.client.endpoint import Endpoint
 from tidings.host.compose import SendRequest
 from tidings.host.host import Host
 from tidings.host.inbox import Wanted
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.waiting import eventually
 
 

@@ -21,7 +21,7 @@ from tidings.host.compose import SendRequest
 from tidings.nats import jwt
 from tidings.nats.address import moved
 from tidings.util.backoff import Backoff
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.history import History
 from tidings_testing.proxy import FaultProxy, fault_proxy
 from tidings_testing.real_space import RealSpace, real_space

@@ -24,7 +24,7 @@ from tidings.server import grants
 from tidings.steward import backstop
 from tidings.steward.history import HistoryHandlers
 from tidings.wire.frames import Ref, encode_frame, encode_seqs
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually

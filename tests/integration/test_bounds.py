@@ -19,8 +19,8 @@ from tidings.supervisor.status import resident_bytes
 from tidings.supervisor.watcher import Breach, Watcher
 from tidings.util.private_files import write_private
 from tidings.util.task_ends import end_tasks
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
+from tidings.wire.message import new_id
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import AgentClient, RealSpace
 from tidings_testing.security.actor import line
 from tidings_testing.waiting import eventually

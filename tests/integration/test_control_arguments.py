@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 
 from tidings.errors import UsageError
 from tidings.steward.requests import ControlRequest, check_arguments
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings.wire.operations import OPERATIONS, control_schema
 from tidings.wire.subjects import AGENT_SERVICES
 from tidings_testing.real_space import RealSpace

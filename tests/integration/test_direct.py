@@ -20,10 +20,9 @@ from tidings.steward import admin_handlers
 from tidings.steward.intervals import Intervals
 from tidings.util.task_ends import end_tasks
 from tidings.wire import signing
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
-from tidings.wire.message import Message, Sender, compose
+from tidings.wire.message import Message, Sender, compose, new_id
 from tidings.wire.seal import seal_message
+from tidings.wire.signing import KeyPair
 from tidings_testing.history import History
 from tidings_testing.processes import child
 from tidings_testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space

@@ -26,7 +26,7 @@ from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, 
 from tidings.host import http_api, http_server, routes_events, routes_operator, sessions
 from tidings.util.private_files import locked
 from tidings.util.private_sockets import connect
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

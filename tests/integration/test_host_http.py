@@ -50,7 +50,7 @@ from tidings.host.http_api import MAX_BODY
 from tidings.host.registry import Scope
 from tidings.util.database import Database
 from tidings.util.private_sockets import connect
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -35,8 +35,8 @@ from tidings.host import routes_events, routes_mail, routes_operator, routes_spa
 from tidings.host.daemon import Daemon
 from tidings.host.http_server import HostServer, PeerChecked, is_ours
 from tidings.util.private_sockets import peer_uid
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
+from tidings.wire.message import new_id
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

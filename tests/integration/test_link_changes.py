@@ -26,7 +26,7 @@ from tidings.cli.main import main
 from tidings.client.connect_direct import connect_directly
 from tidings.links.events import LinkEvent, RepairCompleted
 from tidings.links.worker import LinkWorker
-from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -22,12 +22,10 @@ from tidings.links.local_socket import ask
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.steward import link_mail, linked_people, mail
 from tidings.wire import message as wire_message
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
 from tidings.wire.links import MailOrigin, mail_origin_field
-from tidings.wire.message import Sender, compose
+from tidings.wire.message import Sender, compose, new_id
 from tidings.wire.seal import seal_message
-from tidings.wire.signing import SIGNATURE_HEADER, sign
+from tidings.wire.signing import SIGNATURE_HEADER, KeyPair, sign
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace
 from tidings_testing.waiting import eventually
 

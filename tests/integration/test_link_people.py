@@ -19,8 +19,8 @@ from tidings.links import side_syncs
 from tidings.links.local_socket import ask
 from tidings.steward import linked_people
 from tidings.util.private_files import write_private
-from tidings.wire.keys import KeyPair
-from tidings.wire.people import MOST_ROLES, Statement, read_people, read_statement
+from tidings.wire.link_exchange import MOST_ROLES, Statement, read_people, read_statement
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

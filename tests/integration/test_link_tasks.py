@@ -17,7 +17,7 @@ from tidings.client.tasks import Job, TaskTicket
 from tidings.errors import BadSignature, DeniedError, PeerUnheard, TaskDead, TooLarge, UnknownPeer
 from tidings.links import side_syncs, task_sync
 from tidings.steward import link_tasks
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

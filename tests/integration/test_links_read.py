@@ -16,9 +16,9 @@ from tidings.errors import UnreachableError
 from tidings.steward.damage import Damage
 from tidings.steward.store_reading import read_store
 from tidings.wire import signing
-from tidings.wire.keys import KeyPair
 from tidings.wire.links import MOST_HOPS
 from tidings.wire.message import Mention
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline

@@ -17,7 +17,7 @@ from tidings.errors import ConflictError, DeniedError
 from tidings.nats.errors import NatsError
 from tidings.steward import dispatch
 from tidings.steward.requests import Answer, ControlRequest
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings_testing.waiting import eventually
 

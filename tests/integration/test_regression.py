@@ -15,7 +15,7 @@ from tidings.nats.jetstream_api import EPOCH_KEY
 from tidings.server.log import fold_log
 from tidings.steward.service import Steward
 from tidings.util.private_files import write_private
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace
 from tidings_testing.waiting import eventually
 

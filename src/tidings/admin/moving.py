@@ -31,7 +31,7 @@ from tidings.server.stream_copy import compare_streams, copy_stream
 from tidings.server.streams import stream_specs
 from tidings.util import failpoints
 from tidings.util.private_files import locked, read_plain, write_private
-from tidings.wire.keys import OPERATOR, KeyPair
+from tidings.wire.signing import OPERATOR, KeyPair
 
 Tell = Callable[[str], None]
 OWN, SYSTEM = "operator.own.seed", "system.creds"

@@ -21,7 +21,7 @@ import typer
 from tidings.cli import output
 from tidings.cli.options import Place
 from tidings.errors import ConfigError, HostUnreachable, OutcomeUnknown, UsageError
-from tidings.wire.ids import is_message_id, new_id
+from tidings.wire.message import is_message_id, new_id
 
 if TYPE_CHECKING:
     from tidings.admin.identity import Identity

@@ -23,8 +23,7 @@ from tidings.client.read_state import ReadState
 from tidings.client.records import UNDECIDED, Dedup, LiveRecord, RecordOpener
 from tidings.errors import ConflictError, ConnectionLost, DeniedError, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.rpc.control import collect
-from tidings.wire.names import is_channel
-from tidings.wire.patterns import covers
+from tidings.wire.names import covers, is_channel
 
 log = logging.getLogger(__name__)
 

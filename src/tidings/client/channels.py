@@ -37,10 +37,9 @@ from tidings.errors import (
 )
 from tidings.nats.client import Connection
 from tidings.util.task_ends import end_tasks
-from tidings.wire.ids import new_id
-from tidings.wire.marks import Stamp
-from tidings.wire.names import check_pattern, is_channel
-from tidings.wire.patterns import covers_pattern
+from tidings.wire.message import new_id
+from tidings.wire.names import check_pattern, covers_pattern, is_channel
+from tidings.wire.records import Stamp
 
 RETRY_PAUSE = 1.0
 #: a connection is rebuilt for wider access, too: who joins meanwhile waits for it

@@ -24,8 +24,8 @@ from tidings.client.receipts import ReceiptSender, ReceiptWatch
 from tidings.errors import OutcomeUnknown, UnreachableError, WireError
 from tidings.nats.acks import DeliveryInfo
 from tidings.wire.envelope import Received, open_record
-from tidings.wire.headers import Headers
 from tidings.wire.message import Message
+from tidings.wire.records import Headers
 from tidings.wire.seal import is_sealed, open_sealed
 from tidings.wire.states import ReceiptStage
 from tidings.wire.subjects import Direct

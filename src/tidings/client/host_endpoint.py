@@ -43,8 +43,7 @@ from tidings.errors import (
 )
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
-from tidings.wire.ids import new_id
-from tidings.wire.message import Mention, Part, Priority, check_list, check_said, write_parts
+from tidings.wire.message import Mention, Part, Priority, check_list, check_said, new_id, write_parts
 from tidings.wire.names import unmarked
 from tidings.wire.roster import Agent, Status
 from tidings.wire.states import ReceiptStage

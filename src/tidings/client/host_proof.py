@@ -10,7 +10,7 @@ import base64
 import binascii
 
 from tidings.errors import UsageError
-from tidings.wire import keys
+from tidings.wire.signing import KeyPair, verify
 
 _DOMAIN = "tidings host session 1"
 
@@ -22,7 +22,7 @@ def proof_bytes(space_id: str, agent: str, socket: str, nonce: str) -> bytes:
     return "\n".join(fields).encode("utf-8", "surrogateescape")
 
 
-def prove(key: keys.KeyPair, space_id: str, socket: str, nonce: str) -> str:
+def prove(key: KeyPair, space_id: str, socket: str, nonce: str) -> str:
     """URL-safe base64 of 64 bytes, without padding."""
     return base64.urlsafe_b64encode(key.sign(proof_bytes(space_id, key.id, socket, nonce))).decode().rstrip("=")
 
@@ -34,4 +34,4 @@ def is_proven(signature: str, space_id: str, agent: str, socket: str, nonce: str
         asked = proof_bytes(space_id, agent, socket, nonce)
     except (binascii.Error, ValueError, UsageError):
         return False
-    return keys.verify(agent, asked, raw)
+    return verify(agent, asked, raw)

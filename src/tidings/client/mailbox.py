@@ -30,7 +30,7 @@ from tidings.nats.client import Connection, status_of
 from tidings.nats.errors import NatsError
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks, undisturbed
-from tidings.wire.headers import Headers
+from tidings.wire.records import Headers
 
 if TYPE_CHECKING:
     from tidings.client.endpoint import Endpoint

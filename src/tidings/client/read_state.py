@@ -26,9 +26,8 @@ from pathlib import Path
 import msgspec
 
 from tidings.client.state_file import Journal, KeptAs, SavedState
-from tidings.wire.marks import Stamp
-from tidings.wire.names import is_channel
-from tidings.wire.patterns import covers
+from tidings.wire.names import covers, is_channel
+from tidings.wire.records import Stamp
 
 RUNS_KEPT = 16_384
 MARKS_KEPT = 32

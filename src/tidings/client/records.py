@@ -22,11 +22,9 @@ from tidings.client.read_state import ChannelState, ReadState
 from tidings.nats.core import Msg
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.frames import FrameRecord
-from tidings.wire.headers import Fields, fields_of, read_copy
-from tidings.wire.marks import record_mark
 from tidings.wire.message import Message
+from tidings.wire.records import Fields, fields_of, parse_time, read_copy, record_mark
 from tidings.wire.subjects import Subjects
-from tidings.wire.times import parse_time
 
 
 class LiveRecord(msgspec.Struct, frozen=True):

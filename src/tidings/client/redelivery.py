@@ -21,8 +21,8 @@ from tidings.client.records import UNDECIDED
 from tidings.errors import DeadLetter, DeniedError, TidingsError, UnreachableError, UsageError
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
+from tidings.wire.records import parse_time
 from tidings.wire.roster import Agent
-from tidings.wire.times import parse_time
 
 if TYPE_CHECKING:
     from tidings.client.endpoint import Endpoint

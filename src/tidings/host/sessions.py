@@ -24,7 +24,7 @@ from typing import Any
 from tidings.errors import HostBusy, NoSession
 from tidings.host.registry import Scope
 from tidings.util.database import Database
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 CHALLENGE_SECONDS = 30.0
 MOST_SESSIONS = 10_000

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tidings.errors import MalformedRecord
-from tidings.wire.link_pages import LONGEST, page_fields, read_page
+from tidings.wire.link_exchange import LONGEST, page_fields, read_page
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
 
 RECORD = LinkedRecord(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.errors import HeaderRefused, WireError
-from tidings.wire.headers import (
+from tidings.wire.records import (
     CONTROL_HEADERS,
     DIRECT_GET_HEADERS,
     REPUBLISH_HEADERS,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.wire.ids import id_time_ms, is_message_id, new_id
+from tidings.wire.message import id_time_ms, is_message_id, new_id
 
 
 def test_new_ids_are_message_ids_that_differ_and_carry_the_time() -> None:

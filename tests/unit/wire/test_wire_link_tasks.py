@@ -7,13 +7,11 @@ import pytest
 
 from tidings.errors import MalformedRecord
 from tidings.wire import message as wire
-from tidings.wire.ids import new_id
-from tidings.wire.keys import ACCOUNT, KeyPair
-from tidings.wire.link_tasks import LONGEST_AGE, TASKS_PER_PAGE, LinkedTask, read_age, read_tasks, read_told_tasks
-from tidings.wire.message import Sender, compose
+from tidings.wire.link_exchange import LONGEST_AGE, TASKS_PER_PAGE, LinkedTask, read_age, read_tasks, read_told_tasks
+from tidings.wire.message import Sender, compose, new_id
 from tidings.wire.names import role_elsewhere
-from tidings.wire.signing import sign
-from tidings.wire.task_seal import seal_task
+from tidings.wire.seal import seal_task
+from tidings.wire.signing import ACCOUNT, KeyPair, sign
 
 MAIN, ACME, OTHER = (KeyPair.generate(ACCOUNT).id for _ in range(3))
 ADA, RITA = KeyPair.generate(), KeyPair.generate()

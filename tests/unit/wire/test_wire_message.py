@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.errors import MalformedMessage, TooLarge, WireError
-from tidings.wire.ids import is_message_id
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import (
     MAX_MENTIONS,
     MAX_PAYLOAD,
@@ -26,8 +24,10 @@ from tidings.wire.message import (
     compose,
     decode,
     encode,
+    is_message_id,
     timestamp,
 )
+from tidings.wire.signing import KeyPair
 
 ADA = Sender(KeyPair.generate().id, "ada", "planner")
 BOB = Mention(KeyPair.generate().id, "bob")

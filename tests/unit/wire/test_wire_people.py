@@ -3,9 +3,8 @@
 import pytest
 
 from tidings.errors import InvalidName, MalformedRecord
-from tidings.wire.keys import ACCOUNT, KeyPair
-from tidings.wire.people import Person, Statement, read_people, read_statement, sort_people, state
-from tidings.wire.signing import sign
+from tidings.wire.link_exchange import Person, Statement, read_people, read_statement, sort_people, state
+from tidings.wire.signing import ACCOUNT, KeyPair, sign
 
 SPACE = KeyPair.generate(ACCOUNT).id
 A, B, C = sorted(KeyPair.generate().id for _ in range(3))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.wire.times import moment, parse_time, record_time, seconds_of
+from tidings.wire.records import moment, parse_time, record_time, seconds_of
 
 #: 0001-01-01 and 9999-12-31 in nanoseconds since 1970
 FIRST, LAST = -62_135_596_800 * 10**9, 253_402_300_799 * 10**9

@@ -32,9 +32,9 @@ from tidings.links.worker import LinkWorker
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
 from tidings.wire import message as wire_message
-from tidings.wire.keys import KeyPair
 from tidings.wire.links import LinkedRecord, Token, authorization_epoch
 from tidings.wire.rulings import Link
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Via
 from tidings_testing.links.peer import LINK, HostilePeer
 from tidings_testing.real_space import RealSpace, real_space
