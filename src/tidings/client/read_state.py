@@ -230,28 +230,19 @@ class ChannelState:
     def position(self) -> Position:
         return Position(self.through, frozenset(self.beyond))
 
-    def surface(self, seq: int, *, contiguous: bool, shown: bool = True) -> None:
-        """`contiguous`: nothing of this channel lies between what was seen and this record. Not `shown`: it is known,
-        and the application does not get it."""
+    def see(self, seq: int, *, contiguous: bool) -> None:
+        """This record was seen. `contiguous`: nothing of its channel lies between what was seen before and it."""
+        if seq <= self.through:
+            return
         if not contiguous:
             self.beyond.add(seq)
-        elif seq > self.through:
-            self.through = seq
-            if self.beyond:
-                self.beyond = {each for each in self.beyond if each > seq}
-        if shown:
-            self.open.append(seq)
-            self.newest = max(self.newest, seq)
+            return
+        self.through = seq
+        if self.beyond:
+            self.beyond = {each for each in self.beyond if each > seq}
 
-    def surface_backfilled(self, seq: int) -> None:
-        """A record inside a hole: `through` may be beyond it already, and stays where it is."""
-        if seq > self.through:
-            self.beyond.add(seq)
-        self.open.append(seq)
-        self.newest = max(self.newest, seq)
-
-    def surface_durable(self, seq: int) -> None:
-        """A durable copy says nothing of what else was seen."""
+    def deliver(self, seq: int) -> None:
+        """The application gets this record, and has to settle it."""
         self.open.append(seq)
         self.newest = max(self.newest, seq)
 
@@ -458,6 +449,7 @@ class ReadState:
 
     def hold(self, seq: int, identity: Identity) -> None:
         """Surfaced, not settled: it must come again after a crash."""
+        self.first_time(identity)
         self._unsettled[identity] = seq
         self.known.add(seq)
 
