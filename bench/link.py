@@ -41,7 +41,7 @@ import tidings
 from measuring import note, report
 from roster import cpu_seconds, share_of_core
 from tidings.admin.link_peers import LinkPeers, PeerAccess
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.links.local_socket import ask
 from tidings.links.paging import PAGE_RECORDS
 from tidings.nats import jwt

@@ -31,7 +31,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
 from tidings.host.compose import SendRequest, compose_request
 from tidings.host.daemon import Daemon
 from tidings.host.host import Host, Scope, _draft

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode
 
 from tidings import __version__
-from tidings.client.host_proof import prove
-from tidings.client.host_session_file import SessionFile
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
+from tidings.client.host_session import SessionFile, prove
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConfigError,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import tidings
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.nats import jwt
 from tidings.wire import signing
 from tidings.wire.message import new_id

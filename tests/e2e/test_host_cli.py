@@ -28,8 +28,8 @@ from terminal import Terminal
 from tidings.cli import connection, systemd
 from tidings.cli import inbox as inbox_cli
 from tidings.client import host_endpoint, host_http
-from tidings.client.host_session_file import VARIABLE, SessionFile, own_file
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
+from tidings.client.host_session import VARIABLE, SessionFile, own_file
 from tidings.host import inbox as inbox_store
 from tidings.host import routes_mail
 from tidings.host.daemon import lock_path

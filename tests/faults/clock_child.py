@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tidings.client.connect_direct import connect_directly, find_identity
+from tidings.client.connect import connect_directly, find_identity
 from tidings.client.connection_check import check_connection
 from tidings.client.endpoint import Endpoint
 from tidings.host.compose import SendRequest

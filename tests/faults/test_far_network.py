@@ -14,7 +14,7 @@ import tidings
 from foreign import bundle_of
 from hosting import Clock, adopt, has_texts, host_in, texts_of
 from tidings.admin.agents import AgentFile
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import AuthRevoked, OutcomeUnknown, UnreachableError
 from tidings.host import agent_sessions
 from tidings.host.compose import SendRequest

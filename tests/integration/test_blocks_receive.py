@@ -15,7 +15,7 @@ import tidings
 from daemons import daemon_in
 from tidings.admin.agents import AgentFile
 from tidings.client import block_reader, frame_mailbox, mailbox
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import DeliveryLost, MalformedFrame
 from tidings.nats import jwt
 from tidings.nats.jetstream import JetStream

@@ -11,7 +11,7 @@ import pytest
 
 import tidings
 from tidings.admin.agents import AgentFile, Ledger
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import AuthRevoked, DeniedError
 from tidings.nats import client as broker
 from tidings.supervisor import watcher as watching

@@ -12,7 +12,7 @@ import pytest
 
 import tidings
 from tidings.client import mailbox as endpoint_mailbox
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.intake import Intake
 from tidings.client.mailbox import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError

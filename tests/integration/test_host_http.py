@@ -29,7 +29,7 @@ from tidings.cli import examination, running
 from tidings.cli.host import look
 from tidings.cli.main import main
 from tidings.cli.options import Place
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
 from tidings.errors import (
     ConflictError,
     HostRuns,

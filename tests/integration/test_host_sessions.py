@@ -19,9 +19,8 @@ from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from terminal import Terminal
 from tidings.admin.identity import local_identity
 from tidings.client import host_http
-from tidings.client.host_proof import prove
-from tidings.client.host_session_file import SessionFile
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
+from tidings.client.host_session import SessionFile, prove
 from tidings.errors import (
     ConfigError,
     DeniedError,

@@ -24,7 +24,7 @@ from tidings.admin.home import SpaceHome
 from tidings.admin.identity import bundle_identity
 from tidings.admin.invitations import Invitation
 from tidings.admin.inviting import Inviter, reach_of
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import (
     AuthRevoked,
     BrokerUnreachable,

@@ -23,7 +23,7 @@ from carried_links import (
 )
 from linked_spaces import say
 from tidings.cli.main import main
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.links.events import LinkEvent, RepairCompleted
 from tidings.links.worker import LinkWorker
 from tidings.wire.signing import ACCOUNT, KeyPair

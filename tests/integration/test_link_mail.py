@@ -15,7 +15,7 @@ from carried_links import LinkedSpaces, agree, linked_spaces, status, worker, wo
 from coding_agents import hosted
 from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.admin.link_peers import LinkPeers
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import ConflictError, DeniedError, PeerUnheard, UnknownPeer
 from tidings.links import mail_sync, side_syncs
 from tidings.links.local_socket import ask

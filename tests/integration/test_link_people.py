@@ -13,7 +13,7 @@ from carried_links import LinkedSpaces, linked_spaces, status, worker
 from linked_spaces import LINK, peer_of, unlinked
 from tidings.admin.link_peers import LinkPeers
 from tidings.cli.main import main
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import DeniedError, UnknownPeer
 from tidings.links import side_syncs
 from tidings.links.local_socket import ask

@@ -12,7 +12,7 @@ import tidings
 from carried_links import LinkedSpaces, linked_spaces, worker, worker_process
 from coding_agents import coding_here, hosted
 from linked_spaces import unlinked
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.tasks import Job, TaskTicket
 from tidings.errors import BadSignature, DeniedError, PeerUnheard, TaskDead, TooLarge, UnknownPeer
 from tidings.links import side_syncs, task_sync

@@ -10,7 +10,7 @@ import pytest
 import tidings
 from linking import OtherSpace, admit
 from tidings.admin.agents import AgentFile
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.notices import Gap
 from tidings.errors import UnreachableError
 from tidings.steward.damage import Damage

@@ -12,7 +12,7 @@ import pytest
 import tidings
 from tidings.admin import administration
 from tidings.admin.agents import AgentFile, Ledger
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import ConflictError, DeniedError
 from tidings.nats.errors import NatsError
 from tidings.steward import dispatch

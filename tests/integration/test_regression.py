@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import tidings
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed, UsageError
 from tidings.nats.jetstream_api import EPOCH_KEY
 from tidings.server.log import fold_log

@@ -9,7 +9,7 @@ import pytest
 
 import tidings
 from tidings.admin.agents import AgentFile
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import AmbiguousPeer, Superseded, TidingsError, UnknownPeer
 from tidings.util.private_files import write_private
 from tidings.wire.roster import Agent, Delta, sign_delta

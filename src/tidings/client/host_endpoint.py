@@ -19,8 +19,7 @@ from typing import Any
 
 from tidings.client.host_endpoint_tasks import EARLY_PAUSE, LONG_POLL, HostTasks
 from tidings.client.host_http import HostClient, Json, ServerEvent, path_part
-from tidings.client.host_session_file import SessionFile
-from tidings.client.host_session_source import SessionSource
+from tidings.client.host_session import SessionFile, SessionSource
 from tidings.client.incoming import Events, Inbox, Incoming, Past
 from tidings.client.interface import AgentInterface, Agents, Left, Receipt
 from tidings.client.membership import Joined

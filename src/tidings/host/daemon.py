@@ -21,7 +21,7 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
 from tidings.errors import HostRuns, SpaceBusy, TidingsError
 from tidings.host.claims import Claims
 from tidings.host.host import Host

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidings.client.host_proof import is_proven, proof_bytes, prove
+from tidings.client.host_session import is_proven, proof_bytes, prove
 from tidings.errors import UsageError
 from tidings.host.sessions import CHALLENGE_SECONDS, Challenges
 from tidings.wire.signing import KINDS, KeyPair, signed_bytes

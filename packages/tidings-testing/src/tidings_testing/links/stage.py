@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.linking import Linker
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.endpoint import Endpoint
 from tidings.errors import WireError
 from tidings.links import link_store as books

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.endpoint import Endpoint
 from tidings.errors import TidingsError
 from tidings.wire import message as wire_message
