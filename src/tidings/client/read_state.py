@@ -305,9 +305,8 @@ class ReadState:
         self._unsettled: dict[Identity, int] = {}
         #: what happened since the state file was written
         self._journal = Journal(path)
-        #: log sequence -> channel of what was handed out and not settled: by a process before this one, and by this one
+        #: log sequence -> channel of what was handed out and not settled, by this process or one before it
         self.handed: dict[int, str] = {}
-        self._out: dict[int, str] = {}
         #: channel -> the newest that a process before this one surfaced, for channels that are not known yet
         self._newest: dict[str, int] = {}
         #: direct messages have sequences of their own, so they are held by identity
@@ -429,7 +428,7 @@ class ReadState:
         self.known = Sequences()
         self.numbers = {}
         self.kept_as, self.is_unproven, self.reads_again, self._dirty = None, False, True, True
-        for memory in (self._identities, self.handed, self._out, self._newest):
+        for memory in (self._identities, self.handed, self._newest):
             memory.clear()
 
     def first_time(self, identity: tuple[str, str]) -> bool:
@@ -455,7 +454,7 @@ class ReadState:
 
     def hand_out(self, channel: str, seq: int) -> None:
         """The application has it now: if it comes again, that is said."""
-        self._out[seq] = channel
+        self.handed[seq] = channel
         if self.path is not None:
             self._journal.note_handed(channel, seq)
 
@@ -472,7 +471,6 @@ class ReadState:
         self._dirty = True
         if self._unsettled.pop(identity, None) is not None:
             self.handed.pop(seq, None)
-            self._out.pop(seq, None)
             if self.path is not None:
                 self._journal.note_settled(channel, seq)
             self.on_settled(identity)
@@ -514,7 +512,7 @@ class ReadState:
             reads_again=self.reads_again,
             marks=[*self.marks.own, *self.marks.stamps],
         ).write(self.path)
-        self._journal.restart(self.handed | self._out)
+        self._journal.restart(self.handed)
         self._dirty = False
 
     def _newest_unsettled(self, settled: Mapping[str, int]) -> dict[str, int]:
