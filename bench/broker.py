@@ -20,7 +20,7 @@ from typing import Any
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
 from tidings.nats import aio
 from tidings.nats.aio import Connection
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import real_space
 
 PUBLISHERS = 8

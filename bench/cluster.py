@@ -30,7 +30,7 @@ from tidings.nats.address import parse_address
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.server.keyring import Keyring
 from tidings.server.lease import DeliverLease
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace, real_space
 
 BUDGET = 1024**3

@@ -27,10 +27,10 @@ from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.server.keyring import Keyring
 from tidings.server.streams import MINUTE_NS
 from tidings.wire import signing
-from tidings.wire.headers import encode_headers
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import Message, Sender, compose
+from tidings.wire.records import encode_headers
 from tidings.wire.rulings import Access, Member
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace, real_space
 from tools.delivering import RunningJob, delivering
 

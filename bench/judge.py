@@ -37,10 +37,8 @@ from tidings.model.classify import KEPT_HEADERS, Classifier, Deliverable
 from tidings.model.rulebook import Rulebook
 from tidings.wire import message as wire_message
 from tidings.wire.frames import FrameRecord
-from tidings.wire.headers import Headers, encode_headers
-from tidings.wire.ids import new_id
-from tidings.wire.message import Sender, compose
-from tidings.wire.records import StoredRecord
+from tidings.wire.message import Sender, compose, new_id
+from tidings.wire.records import Headers, StoredRecord, encode_headers
 from tidings.wire.rulings import Access, Channel
 from tidings.wire.subjects import Chat, Subjects
 

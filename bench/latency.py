@@ -40,7 +40,7 @@ from tidings.nats.acks import ACK
 from tidings.nats.jetstream_api import EPOCH_KEY
 from tidings.util.private_files import private_dir
 from tidings.wire.frames import decode_frame
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings_testing.processes import child
 from tidings_testing.real_space import AgentClient, RealSpace, real_space
 

@@ -27,7 +27,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from measuring import report
 from tidings.delivery.delta_writer import DeltaWriter
 from tidings.delivery.ledger import DELIVERIES
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 OWNERS = [new_id() for _ in range(50)]
 SERIES, EPOCH, APP = new_id(), new_id(), new_id()

@@ -41,7 +41,7 @@ import tidings
 from measuring import note, report
 from roster import cpu_seconds, share_of_core
 from tidings.admin.link_peers import LinkPeers, PeerAccess
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.links.local_socket import ask
 from tidings.links.paging import PAGE_RECORDS
 from tidings.nats import jwt
@@ -50,9 +50,9 @@ from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.server.keyring import Keyring
 from tidings.wire import signing
-from tidings.wire.headers import encode_headers, read_plain_block
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender, compose
+from tidings.wire.records import encode_headers, read_plain_block
+from tidings.wire.signing import KeyPair
 from tidings_testing.processes import steward_child
 from tidings_testing.real_space import RealSpace, real_space
 

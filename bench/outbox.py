@@ -31,14 +31,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
 from tidings.host.compose import SendRequest, compose_request
 from tidings.host.daemon import Daemon, HostServer
 from tidings.host.host import Host, Scope, _draft
 from tidings.host.outbox import Draft
 from tidings.util.private_sockets import bind
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
+from tidings.wire.message import new_id
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually
 

@@ -17,9 +17,8 @@ from tidings.client.mailbox import pull
 from tidings.nats.acks import ACK
 from tidings.nats.client import connect
 from tidings.rpc.control import ControlClient
-from tidings.wire.block_refs import open_ref
-from tidings.wire.frames import Block, Frame, FrameRecord, Ref, decode_frame, open_block
-from tidings.wire.keys import KeyPair
+from tidings.wire.frames import Block, Frame, FrameRecord, Ref, decode_frame, open_block, open_ref
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import AgentClient, RealSpace
 
 #: frames a mailbox has under way (`max_ack_pending` of its consumer)

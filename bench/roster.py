@@ -21,7 +21,7 @@ from typing import Any
 
 from measuring import report
 from tidings.admin.agents import AgentFile
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.processes import steward_child
 from tidings_testing.real_space import AgentClient, RealSpace, real_space
 

@@ -36,9 +36,8 @@ from tidings.nats.acks import ACK
 from tidings.nats.client import Connection
 from tidings.nats.jetstream import JetStream
 from tidings.server.streams import MINUTE_NS
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
-from tidings.wire.message import Sender, compose
+from tidings.wire.message import Sender, compose, new_id
+from tidings.wire.signing import KeyPair
 from tools.pouring import pour
 
 WARM = 10_000

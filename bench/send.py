@@ -17,7 +17,7 @@ import nats
 
 import tidings
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import real_space
 
 WINDOW = 256

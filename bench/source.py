@@ -35,9 +35,8 @@ from tidings.delivery.stream_reader import StreamLocation, StreamReader
 from tidings.nats.core import header_block
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.server.streams import MINUTE_NS
-from tidings.wire.headers import encode_headers
-from tidings.wire.ids import new_id
-from tidings.wire.records import Missing
+from tidings.wire.message import new_id
+from tidings.wire.records import Missing, encode_headers
 
 RECORDS = 200_000
 PAYLOAD = b"x" * 400

@@ -65,10 +65,8 @@ from tidings.steward.requests import answer, check_arguments, parse_request
 from tidings.steward.retention import DEFAULT_SHARE, RECORD_OVERHEAD, stored_size
 from tidings.steward.roster import RosterTable
 from tidings.steward.roster_service import Standing
-from tidings.wire.block_refs import SECRET_BYTES, BlockSealer
-from tidings.wire.frames import encode_frame
-from tidings.wire.headers import encode_headers
-from tidings.wire.records import StoredRecord
+from tidings.wire.frames import SECRET_BYTES, BlockSealer, encode_frame
+from tidings.wire.records import StoredRecord, encode_headers
 from tidings.wire.roster import Agent, Attention, Delta, read_beat, sign_delta
 
 ROOT = Path(__file__).parents[1]

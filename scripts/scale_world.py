@@ -21,20 +21,18 @@ import nkeys
 from tidings.model.projection import LogRecord
 from tidings.server.keyring import Keyring
 from tidings.steward.roster import RosterTable
-from tidings.wire import rulings, tags
-from tidings.wire.headers import encode_headers
-from tidings.wire.keys import ACCOUNT, OPERATOR, USER, KeyPair, encode_public
+from tidings.wire import rulings, subjects
 from tidings.wire.message import Sender, compose
-from tidings.wire.records import StoredRecord
+from tidings.wire.records import StoredRecord, encode_headers
 from tidings.wire.roster import Beat
 from tidings.wire.rulings import Access, Member
-from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.signing import ACCOUNT, OPERATOR, SIGNATURE_HEADER, USER, KeyPair, encode_public
 from tidings.wire.subjects import Subjects
 
 SUBJECTS = Subjects("main")
 #: seconds; tokens and records of a made-up space are as old in every run
 BEGAN = 1_750_000_000
-SECRET = bytes(tags.SECRET_BYTES)
+SECRET = bytes(subjects.SECRET_BYTES)
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class World:
                 iat=BEGAN + number,
             )
             yield self._ruling(next(seqs), SUBJECTS.access(owner), access)
-        tag_of = [tags.tag(SECRET, channel) for channel in self.channels]
+        tag_of = [subjects.tag(SECRET, channel) for channel in self.channels]
         for owner, rooms in zip(self.ids, self.rooms, strict=True):
             for room in rooms:
                 member = Member(op=self._id(room), state="in", pattern=self.channels[room])

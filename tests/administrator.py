@@ -14,7 +14,7 @@ from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.server import grants
 from tidings.server.config import BrokerConfig
 from tidings.util.private_files import write_private
-from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair
+from tidings.wire.signing import ACCOUNT, OPERATOR, KeyPair
 from tidings.wire.subjects import Subjects
 from tidings_testing.cluster import Cluster
 

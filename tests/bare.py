@@ -18,7 +18,7 @@ from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.server.nats_server import find_binary, free_port, greeting
-from tidings.wire.headers import encode_headers
+from tidings.wire.records import encode_headers
 
 
 @dataclass

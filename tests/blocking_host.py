@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode
 
 from tidings import __version__
-from tidings.client.host_proof import prove
-from tidings.client.host_session_file import SessionFile
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
+from tidings.client.host_session import SessionFile, prove
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConfigError,
@@ -38,8 +37,7 @@ from tidings.errors import (
 )
 from tidings.util.backoff import Backoff
 from tidings.util.private_sockets import connect, peer_uid
-from tidings.wire.ids import new_id
-from tidings.wire.message import check_said
+from tidings.wire.message import check_said, new_id
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from carried_links import agree, worker
 from linked_spaces import LINK, text_of
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import PeerAccess
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.links import replicator, running_link
 from tidings.links.agreements import last_row
 from tidings.links.local_socket import ask

@@ -34,11 +34,9 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.wire import message as wire
-from tidings.wire.ids import new_id
-from tidings.wire.message import Mention, Message, Part, Priority, Sender, check_said, write_parts
-from tidings.wire.names import unmarked
+from tidings.wire.message import Mention, Message, Part, Priority, Sender, check_said, new_id, write_parts
+from tidings.wire.names import covers_any, covers_pattern, unmarked
 from tidings.wire.operations import OPERATIONS
-from tidings.wire.patterns import covers_any, covers_pattern
 from tidings.wire.roster import Agent, Status
 
 ADA, BOB = "U" + "A" * 55, "U" + "B" * 55

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import tidings
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.nats import jwt
 from tidings.wire import signing
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
+from tidings.wire.message import new_id
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import AgentClient, RealSpace
 
 

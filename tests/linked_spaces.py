@@ -13,10 +13,10 @@ from tidings.nats.client import Connection, connect
 from tidings.rpc.control import ControlClient
 from tidings.wire import message as wire_message
 from tidings.wire import signing
-from tidings.wire.keys import ACCOUNT, KeyPair
-from tidings.wire.link_pages import read_page
+from tidings.wire.link_exchange import read_page
 from tidings.wire.links import LinkPage, Token
 from tidings.wire.rulings import Link
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings_testing.real_space import AgentClient, RealSpace
 
 LINK = "abcdefghijkl"

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidings.wire import signing
-from tidings.wire.ids import new_id
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import origin_fields
-from tidings.wire.message import Message, Sender, compose
+from tidings.wire.message import Message, Sender, compose, new_id
 from tidings.wire.rulings import Link
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings_testing.real_space import RealSpace
 
 

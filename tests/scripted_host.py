@@ -11,8 +11,7 @@ from typing import Any, cast
 
 from tidings.client.host_endpoint import HostEndpoint
 from tidings.client.host_http import HostClient, Json, ServerEvent
-from tidings.client.host_session_file import SessionFile
-from tidings.client.host_session_source import SessionSource
+from tidings.client.host_session import SessionFile, SessionSource
 from tidings.wire import message as wire
 from tidings.wire.message import Sender
 

@@ -8,13 +8,12 @@ from tidings.errors import TidingsError
 from tidings.version import __version__
 
 if TYPE_CHECKING:
-    from tidings.client.connect import connect
+    from tidings.client.connect import connect, history, send
     from tidings.client.endpoint import Endpoint
     from tidings.client.incoming import Incoming
     from tidings.client.interface import AgentInterface, Receipt
     from tidings.client.notices import Notice
     from tidings.client.redelivery import Retry
-    from tidings.client.sync_api import history, send
     from tidings.client.tasks import Job, TaskResult, TaskTicket
     from tidings.wire.roster import Agent
 
@@ -45,8 +44,8 @@ _LAZY = {
     "Incoming": "tidings.client.incoming",
     "Retry": "tidings.client.redelivery",
     "Notice": "tidings.client.notices",
-    "send": "tidings.client.sync_api",
-    "history": "tidings.client.sync_api",
+    "send": "tidings.client.connect",
+    "history": "tidings.client.connect",
     "Job": "tidings.client.tasks",
     "TaskResult": "tidings.client.tasks",
     "TaskTicket": "tidings.client.tasks",

@@ -18,8 +18,7 @@ from fake_agent import FakeSpace
 from tidings.client.interface import AgentInterface
 from tidings.client.message_json import message_json, read_message
 from tidings.errors import DeniedError, TaskDead, UnknownPeer, UsageError
-from tidings.wire.ids import new_id
-from tidings.wire.message import DataPart
+from tidings.wire.message import DataPart, new_id
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually
 

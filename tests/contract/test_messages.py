@@ -12,7 +12,7 @@ import tidings
 from foreign import ask_for, body, connect, surfaced, write_to
 from tidings.errors import MalformedMessage, UsageError
 from tidings.nats import jwt
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings.wire.subjects import AGENT_SERVICES, Chat
 from tidings_testing.proxy import fault_proxy
 from tidings_testing.real_space import RealSpace

@@ -14,7 +14,7 @@ from tidings import __version__
 from tidings.admin.creation import create_space
 from tidings.host.mailbox import held_mail
 from tidings.util.private_files import write_private
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,8 @@ from terminal import Terminal
 from tidings.cli import connection, systemd
 from tidings.cli import inbox as inbox_cli
 from tidings.client import host_endpoint, host_http
-from tidings.client.host_session_file import VARIABLE, SessionFile, own_file
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
+from tidings.client.host_session import VARIABLE, SessionFile, own_file
 from tidings.host import inbox as inbox_store
 from tidings.host import routes_mail
 from tidings.host.daemon import PeerChecked, lock_path
@@ -37,7 +37,7 @@ from tidings.host.schema import SCHEMA
 from tidings.util.database_snapshot import look
 from tidings.util.private_files import lock_holder, private_dir
 from tidings.wire.frames import Lost
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline

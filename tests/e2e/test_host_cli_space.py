@@ -26,7 +26,7 @@ from tidings.host import routes_space
 from tidings.host.claims import Claims
 from tidings.host.daemon import Daemon
 from tidings.host.registry import Scope
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -10,7 +10,7 @@ from mcp.shared.exceptions import MCPError
 
 from coding_agents import CodingAgent, coding_here, hosted, words
 from tidings.mcp.ids import short
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

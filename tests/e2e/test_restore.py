@@ -10,7 +10,7 @@ import pytest
 import tidings
 from blocking_host import HostClient
 from terminal import Terminal, done, until
-from tidings.client.host_session_file import SessionFile, own_file
+from tidings.client.host_session import SessionFile, own_file
 from tidings.errors import AuthRevoked, DeniedError
 
 

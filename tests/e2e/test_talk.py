@@ -5,7 +5,7 @@ import subprocess
 import time
 
 from terminal import TIDINGS, Terminal
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 
 def lines(text: str) -> list[dict[str, object]]:

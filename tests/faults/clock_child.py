@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tidings.client.connect_direct import connect_directly, find_identity
+from tidings.client.connect import connect_directly, find_identity
 from tidings.client.connection_check import check_connection
 from tidings.client.endpoint import Endpoint
 from tidings.host.compose import SendRequest
 from tidings.host.host import Host
 from tidings.host.inbox import Wanted
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.waiting import eventually
 
 

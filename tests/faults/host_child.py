@@ -12,7 +12,7 @@ from tidings.errors import TidingsError
 from tidings.host.compose import SendRequest
 from tidings.host.host import Host, Scope
 from tidings.host.inbox import Wanted
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.history import History
 from tidings_testing.waiting import eventually
 

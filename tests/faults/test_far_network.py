@@ -14,14 +14,14 @@ import tidings
 from foreign import bundle_of
 from hosting import Clock, adopt, has_texts, host_in, texts_of
 from tidings.admin.agents import AgentFile
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import AuthRevoked, OutcomeUnknown, UnreachableError
 from tidings.host import agent_sessions
 from tidings.host.compose import SendRequest
 from tidings.nats import jwt
 from tidings.nats.address import moved
 from tidings.util.backoff import Backoff
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.history import History
 from tidings_testing.proxy import FaultProxy, fault_proxy
 from tidings_testing.real_space import RealSpace, real_space

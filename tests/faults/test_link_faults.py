@@ -10,7 +10,7 @@ import pytest
 
 import tidings
 from failing_links import FailingLinks, failing_links, has_failed, look_soon
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.links import mail_sync
 from tidings.links.paging import PAGE_RECORDS
 from tidings.links.worker import LinkWorker

@@ -8,7 +8,7 @@ import pytest
 
 import tidings
 from tidings.client import channels
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import OutcomeUnknown, UnreachableError
 from tidings_testing.history import History
 from tidings_testing.proxy import FaultProxy, fault_proxy

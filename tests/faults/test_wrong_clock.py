@@ -20,7 +20,7 @@ from hosting import adopt, has_texts, host_in
 from tidings.admin.agents import AgentFile
 from tidings.host.compose import SendRequest
 from tidings.nats import jwt
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.processes import Child, child
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import nkeys
 
-from tidings.wire import keys
+from tidings.wire import signing
 
 
-def key_of(byte: int, prefix: int = keys.USER) -> keys.KeyPair:
-    return keys.KeyPair(nkeys.encode_seed(bytes([byte]) * 32, prefix).decode())
+def key_of(byte: int, prefix: int = signing.USER) -> signing.KeyPair:
+    return signing.KeyPair(nkeys.encode_seed(bytes([byte]) * 32, prefix).decode())
 
 
 ADA, BOB, STEWARD, NEXT_STEWARD = key_of(1), key_of(2), key_of(5), key_of(7)
-SPACE, OTHER_SPACE, AGENTS = key_of(3, keys.ACCOUNT), key_of(4, keys.ACCOUNT), key_of(6, keys.ACCOUNT)
-THIRD_SPACE = key_of(8, keys.ACCOUNT)
+SPACE, OTHER_SPACE, AGENTS = key_of(3, signing.ACCOUNT), key_of(4, signing.ACCOUNT), key_of(6, signing.ACCOUNT)
+THIRD_SPACE = key_of(8, signing.ACCOUNT)
 SECRET = bytes(range(32))
 SPACE_NAME = "main"
 MESSAGE_ID = "019a8a3c-5c00-7abc-8def-0123456789ab"

@@ -25,11 +25,9 @@ from golden.cast import (
 from golden.frames import EPOCH, RECORDS
 from golden.messages import base
 from tidings.wire import roster, rulings, signing
-from tidings.wire.headers import encode_headers
-from tidings.wire.keys import KeyPair
-from tidings.wire.subjects import Subjects
-from tidings.wire.tags import tag
-from tidings.wire.times import record_time
+from tidings.wire.records import encode_headers, record_time
+from tidings.wire.signing import KeyPair
+from tidings.wire.subjects import Subjects, tag
 
 _SUBJECTS = Subjects(SPACE_NAME)
 _OP = "019a8a3c-6000-7abc-8def-0123456789ab"

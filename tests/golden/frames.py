@@ -14,7 +14,6 @@ import msgspec
 from golden.cast import ADA, BOB, MESSAGE_ID, SPACE
 from golden.messages import base
 from tidings.wire import signing
-from tidings.wire.block_refs import MAX_INLINE, BlockSealer, context
 from tidings.wire.frames import (
     HEAD_HEADER,
     LARGEST_RECORD,
@@ -22,17 +21,20 @@ from tidings.wire.frames import (
     MAX_FRAME_BYTES,
     MAX_FRAME_MESSAGES,
     MAX_FRAME_REFS,
+    MAX_INLINE,
     Block,
+    BlockSealer,
     FrameRecord,
     Lost,
     Ref,
+    context,
     decode_frame,
     encode_frame,
     encode_seqs,
     frame_id,
 )
+from tidings.wire.records import record_time
 from tidings.wire.subjects import Subjects, block_shard
-from tidings.wire.times import record_time
 
 LIMITS = {
     "frame_messages": MAX_FRAME_MESSAGES,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from golden.cast import ADA, BOB, MESSAGE_ID, SECRET, SPACE, SPACE_NAME, key_of
-from tidings.wire import subjects, tags
-from tidings.wire.headers import CONTROL_HEADERS, DIRECT_GET_HEADERS, REPUBLISH_HEADERS
-from tidings.wire.marks import record_mark
+from tidings.wire import subjects
+from tidings.wire.records import CONTROL_HEADERS, DIRECT_GET_HEADERS, REPUBLISH_HEADERS, record_mark
 
 _LONG_CHANNEL = ".".join(["abcdefghi"] * 20)  # 199 characters
 _LONG_TOKENS = ".".join(["x" * 64] * 3)  # 194
@@ -102,7 +101,7 @@ def vectors() -> dict[str, Any]:
     return {
         "names": NAMES,
         "covers": [{"wide": wide, "narrow": narrow, "covers": verdict} for wide, narrow, verdict in COVERS],
-        "tags": [{"secret": SECRET.hex(), "text": text, "tag": tags.tag(SECRET, text)} for text in TAGGED],
+        "tags": [{"secret": SECRET.hex(), "text": text, "tag": subjects.tag(SECRET, text)} for text in TAGGED],
         "shards": [{"owner": owner, "shard": subjects.shard_of(owner)} for owner in owners],
         "subjects": {"space": SPACE_NAME, "valid": _valid_subjects(), "invalid": _invalid_subjects()},
         "headers": _header_blocks(),
@@ -122,7 +121,7 @@ def _mark(seq: int) -> dict[str, str]:
 
 
 def _valid_subjects() -> list[dict[str, Any]]:
-    spelled, tag = subjects.Subjects(SPACE_NAME), tags.tag(SECRET, "general")
+    spelled, tag = subjects.Subjects(SPACE_NAME), subjects.tag(SECRET, "general")
     ada, bob = ADA.id, BOB.id
     return [
         {"builder": builder, "arguments": arguments, "subject": getattr(spelled, builder)(*arguments), "type": type_}

@@ -11,7 +11,7 @@ from typing import Any
 from golden.cast import ADA, BOB, MESSAGE_ID, OTHER_SPACE, SPACE, SPACE_NAME, THIRD_SPACE
 from golden.messages import base
 from tidings.wire import signing
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 
 #: 2025-11-15T12:00:00Z

@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 from golden.cast import ADA, BOB, MESSAGE_ID, OTHER_SPACE, SPACE, SPACE_NAME
-from tidings.wire import seal, signing, task_seal
-from tidings.wire.keys import KeyPair
+from tidings.wire import seal, signing
 from tidings.wire.message import MAX_PAYLOAD, ExtensionPart, decode, encode
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 
 _NONCE = bytes(range(24))
@@ -69,9 +69,9 @@ def _sealed() -> list[dict[str, str]]:
 
 def _sealed_tasks() -> list[dict[str, str]]:
     """Ada asks a role of another space that Bob holds. What is random everywhere else is 0, 1, 2, ... here."""
-    terms = {"kind": task_seal.TASK_PART, "deadline_s": 60}
+    terms = {"kind": seal.TASK_PART, "deadline_s": 60}
     message = decode(json.dumps(base(context="plan", parts=[{"kind": "text", "text": "would you?"}, terms])).encode())
-    sealed = task_seal.seal_task(ADA, [BOB.id], message, random=lambda count: bytes(range(count)))
+    sealed = seal.seal_task(ADA, [BOB.id], message, random=lambda count: bytes(range(count)))
     payload = encode(sealed)
     destination = f"reviewer@{OTHER_SPACE.id}"
     return [

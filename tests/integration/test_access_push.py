@@ -8,7 +8,7 @@ import pytest
 
 import tidings
 from tidings.admin.agents import AgentFile, Ledger
-from tidings.client.connect_direct import connect_directly as connect
+from tidings.client.connect import connect_directly as connect
 from tidings.errors import DeniedError
 from tidings.nats import jwt
 from tidings_testing.real_space import RealSpace

@@ -20,8 +20,16 @@ from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import ApiError
 from tidings.server.nats_server import die_with_parent, find_binary, free_port
-from tidings.wire.block_refs import BlockSealer, SealedBlock
-from tidings.wire.frames import FrameRecord, Ref, decode_frame, encode_block, encode_frame, encode_seqs
+from tidings.wire.frames import (
+    BlockSealer,
+    FrameRecord,
+    Ref,
+    SealedBlock,
+    decode_frame,
+    encode_block,
+    encode_frame,
+    encode_seqs,
+)
 from tidings.wire.subjects import Subjects
 from tidings_testing.waiting import eventually
 

@@ -15,7 +15,7 @@ import tidings
 from daemons import daemon_in
 from tidings.admin.agents import AgentFile
 from tidings.client import block_reader, frame_mailbox, mailbox
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import DeliveryLost, MalformedFrame
 from tidings.nats import jwt
 from tidings.nats.jetstream import JetStream
@@ -24,7 +24,7 @@ from tidings.server import grants
 from tidings.steward import backstop
 from tidings.steward.history import HistoryHandlers
 from tidings.wire.frames import Ref, encode_frame, encode_seqs
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually

@@ -11,7 +11,7 @@ import pytest
 
 import tidings
 from tidings.admin.agents import AgentFile, Ledger
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import AuthRevoked, DeniedError
 from tidings.nats import client as broker
 from tidings.supervisor import watcher as watching
@@ -19,8 +19,8 @@ from tidings.supervisor.status import resident_bytes
 from tidings.supervisor.watcher import Breach, Watcher
 from tidings.util.private_files import write_private
 from tidings.util.task_ends import end_tasks
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
+from tidings.wire.message import new_id
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import AgentClient, RealSpace
 from tidings_testing.security.actor import line
 from tidings_testing.waiting import eventually

@@ -21,8 +21,8 @@ from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.server.lease import DeliverLease
 from tidings.server.streams import ensure_streams, stream_specs
 from tidings.wire import message as wire
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender
+from tidings.wire.signing import KeyPair
 from tidings_testing.cluster import Cluster
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually, insist

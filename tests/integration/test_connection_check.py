@@ -13,7 +13,7 @@ import pytest
 
 from tidings.admin.identity import Identity
 from tidings.client import connection_check
-from tidings.client.connect_direct import find_identity
+from tidings.client.connect import find_identity
 from tidings.client.connection_check import check_connection
 from tidings.nats.address import trusting
 from tidings.server.certificate_files import CertificateFiles

@@ -14,8 +14,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from tidings.wire.names import is_channel, is_pattern
-from tidings.wire.patterns import covers, covers_pattern, pattern_regex
+from tidings.wire.names import covers, covers_pattern, is_channel, is_pattern, pattern_regex
 
 pytestmark = pytest.mark.broker
 

@@ -14,7 +14,7 @@ import pytest
 
 import tidings
 from tidings.client import frame_mailbox, mailbox
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.mailbox import pull
 from tidings.client.notices import FrameGap
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded

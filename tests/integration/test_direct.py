@@ -12,7 +12,8 @@ import pytest
 
 import tidings
 from tidings.client import mailbox as endpoint_mailbox
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
+from tidings.client.intake import Intake
 from tidings.client.mailbox import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
 from tidings.nats.acks import ACK, DeliveryInfo, parse_delivery
@@ -20,10 +21,9 @@ from tidings.steward import admin_handlers
 from tidings.steward.intervals import Intervals
 from tidings.util.task_ends import end_tasks
 from tidings.wire import signing
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
-from tidings.wire.message import Message, Sender, compose
+from tidings.wire.message import Message, Sender, compose, new_id
 from tidings.wire.seal import seal_message
+from tidings.wire.signing import KeyPair
 from tidings_testing.history import History
 from tidings_testing.processes import child
 from tidings_testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
@@ -146,14 +146,14 @@ async def test_one_that_could_not_be_handed_over_comes_again_and_is_no_repetitio
     space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await people(space, "ada", "bob")
-    hand_over, failures = tidings.Endpoint.hand_over, [RuntimeError("a mistake of ours")]
+    put, failures = Intake.put, [RuntimeError("a mistake of ours")]
 
-    async def once_in_vain(self: tidings.Endpoint, incoming: tidings.Incoming) -> None:
+    async def once_in_vain(self: Intake, incoming: tidings.Incoming) -> None:
         if failures:
             raise failures.pop()
-        await hand_over(self, incoming)
+        await put(self, incoming)
 
-    monkeypatch.setattr(tidings.Endpoint, "hand_over", once_in_vain)
+    monkeypatch.setattr(Intake, "put", once_in_vain)
     monkeypatch.setattr(endpoint_mailbox, "DECLINED", 0.2)
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         await ada.dm(bob.id, "hello")

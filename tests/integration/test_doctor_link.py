@@ -21,10 +21,8 @@ from tidings.links.definition import LinkDefinition
 from tidings.links.destination import LocalDestination
 from tidings.steward import link_tasks
 from tidings.steward.link_mail import LinkMail
-from tidings.wire import link_pages
-from tidings.wire import link_tasks as wire_link_tasks
-from tidings.wire.link_mail import LinkedMail
-from tidings.wire.people import Person, Statement
+from tidings.wire import link_exchange
+from tidings.wire.link_exchange import LinkedMail, Person, Statement
 from tidings_testing.links import LINK_PROBES, run_link_suite, suite
 from tidings_testing.links.suite import LAST
 from tidings_testing.security import Probe, ProbeResult, Report
@@ -104,7 +102,7 @@ RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "oversize_page": (engine, "check_page", _believed),
     "records_out_of_order": (paging, "_check_records", _believed),
     "gaps_that_cannot_be": (engine, "check_gap", _believed),
-    "endless_names": (link_pages, "_check_texts", _believed),
+    "endless_names": (link_exchange, "_check_texts", _believed),
     "ids_guessed_in_advance": (admitting, "message_id", _guessable),
     "revoked_in_the_middle": (engine.Direction, "_check_agreed", _agreed),
     "not_listed": (LocalDestination, "unlisted", _all_listed),
@@ -112,7 +110,7 @@ RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "mail_that_is_none": (LinkedMail, "is_signed", lambda *_arguments: True),
     "mail_out_of_order": (mail_round, "_check", _believed),
     "mail_of_others": (LinkMail, "_is_ours", _ours),
-    "tasks_that_are_none": (wire_link_tasks, "verifies", lambda *_arguments: True),
+    "tasks_that_are_none": (link_exchange, "verifies", lambda *_arguments: True),
     "tasks_of_others": (link_tasks, "_is_result", lambda *_arguments: True),
 }
 

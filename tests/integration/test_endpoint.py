@@ -13,7 +13,7 @@ import pytest
 import tidings
 from tidings.admin.agents import AgentFile, Ledger
 from tidings.client import channels, read_state
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.connection import AgentConnection
 from tidings.client.endpoint import JOINS_AT_ONCE
 from tidings.errors import ConnectionLost, DeniedError, LogFull, StewardUnreachable, TooLarge, UsageError

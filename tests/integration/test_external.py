@@ -20,7 +20,7 @@ from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.admin.invitations import Invitation
 from tidings.admin.inviting import Inviter, reach_of
 from tidings.admin.pushing import problems, push_to_all, system_user
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import AuthRevoked, BrokerUnreachable, ConfigError, TidingsError, UnreachableError, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import Connection
@@ -135,7 +135,7 @@ async def test_a_space_there_works_and_its_revoked_are_cut_at_once_on_every_serv
 
 
 def connect_to(space: RealSpace, name: str, *channels: str):  # type: ignore[no-untyped-def]
-    from tidings.client.connect_direct import connect_directly
+    from tidings.client.connect import connect_directly
 
     return connect_directly(space.home.name, name=name, channels=channels, home=space.home.home)
 

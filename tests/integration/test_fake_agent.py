@@ -24,7 +24,7 @@ from tidings.client.interface import AgentInterface
 from tidings.client.message_json import job_json, message_json, result_json
 from tidings.client.tasks import Job, TaskResult
 from tidings.errors import TidingsError
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import real_space
 from tidings_testing.waiting import eventually
 

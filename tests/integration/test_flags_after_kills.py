@@ -8,7 +8,7 @@ import pytest
 
 import tidings
 from tidings.client import frame_mailbox
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.steward import backstop
 from tidings_testing.processes import child
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace

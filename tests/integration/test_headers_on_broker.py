@@ -1,4 +1,4 @@
-"""What `wire/headers` believes about the broker, asked of a real nats-server by a client that writes hostile blocks."""
+"""What `wire/records` believes about the broker, asked of a real nats-server by a client that writes hostile blocks."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tidings.errors import WireError
-from tidings.wire.headers import DIRECT_GET_HEADERS, REPUBLISH_HEADERS, Headers, encode_headers, own_fields, split_block
+from tidings.wire.records import DIRECT_GET_HEADERS, REPUBLISH_HEADERS, Headers, encode_headers, own_fields, split_block
 
 pytestmark = pytest.mark.broker
 

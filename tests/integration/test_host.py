@@ -50,8 +50,7 @@ from tidings.host.inbox import Arrival, Bound, InboxRow
 from tidings.host.mailbox import LocalInbox, held_number, open_mailbox
 from tidings.nats.jetstream_api import NO_END
 from tidings.steward import side_streams
-from tidings.wire.ids import new_id
-from tidings.wire.message import Sender, compose
+from tidings.wire.message import Sender, compose, new_id
 from tidings.wire.rulings import Space
 from tidings_testing.processes import pause as pause_process
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace, real_space

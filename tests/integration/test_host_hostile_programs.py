@@ -20,13 +20,13 @@ from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from tidings.admin import agents as agent_files
 from tidings.admin.identity import Identity, local_identity
-from tidings.client.host_proof import is_proven, prove
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
+from tidings.client.host_session import is_proven, prove
 from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, NoSession, TidingsError, UsageError
 from tidings.host import http_api, routes_events, routes_operator, sessions
 from tidings.util.private_files import locked
 from tidings.util.private_sockets import connect
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -29,7 +29,7 @@ from tidings.cli import examination, running
 from tidings.cli.host import look
 from tidings.cli.main import main
 from tidings.cli.options import Place
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
 from tidings.errors import (
     ConflictError,
     HostRuns,
@@ -50,7 +50,7 @@ from tidings.host.http_api import MAX_BODY
 from tidings.host.registry import Scope
 from tidings.util.database import Database
 from tidings.util.private_sockets import connect
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -19,9 +19,8 @@ from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from terminal import Terminal
 from tidings.admin.identity import local_identity
 from tidings.client import host_http
-from tidings.client.host_proof import prove
-from tidings.client.host_session_file import SessionFile
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
+from tidings.client.host_session import SessionFile, prove
 from tidings.errors import (
     ConfigError,
     DeniedError,
@@ -34,8 +33,8 @@ from tidings.errors import (
 from tidings.host import routes_events, routes_mail, routes_operator, routes_space
 from tidings.host.daemon import Daemon, HostServer, PeerChecked, is_ours
 from tidings.util.private_sockets import peer_uid
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
+from tidings.wire.message import new_id
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

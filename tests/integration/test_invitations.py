@@ -24,7 +24,7 @@ from tidings.admin.home import SpaceHome
 from tidings.admin.identity import bundle_identity
 from tidings.admin.invitations import Invitation
 from tidings.admin.inviting import Inviter, reach_of
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import (
     AuthRevoked,
     BrokerUnreachable,
@@ -44,7 +44,7 @@ from tidings.server.invitation_token import token_of
 from tidings.supervisor.admin_process import AdminProcess
 from tidings.supervisor.watcher import INVITED, MOST_INVITED, Watcher
 from tidings.wire.invitations import InvitationLine, acceptance, parse_invitation
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually

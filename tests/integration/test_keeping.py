@@ -14,7 +14,7 @@ from tidings.client.interface import Receipt
 from tidings.client.mailbox import PendingAck, PendingAcks
 from tidings.errors import UsageError
 from tidings.nats.jetstream_api import NO_END
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -31,9 +31,8 @@ from tidings.steward.intervals import Intervals
 from tidings.steward.retention import claim_floor, read_floor
 from tidings.steward.service import Steward
 from tidings.steward.store_watch import StoreWatch
-from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Member
-from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.signing import SIGNATURE_HEADER, KeyPair
 from tidings_testing.processes import pause
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually, insist

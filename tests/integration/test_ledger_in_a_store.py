@@ -22,7 +22,7 @@ from tidings.delivery.ledger import DeltaLedger, LedgerPaths, append_events, ope
 from tidings.errors import ConflictError, OutcomeUnknown, StoreBroken, StoreError
 from tidings.model.deferred import DebtEvent
 from tidings.model.planning import Delivered
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 pytestmark = pytest.mark.timeout(180)
 SCHEMA = pa.schema([("n", pa.int64())])

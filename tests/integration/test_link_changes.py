@@ -23,10 +23,10 @@ from carried_links import (
 )
 from linked_spaces import say
 from tidings.cli.main import main
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.links.events import LinkEvent, RepairCompleted
 from tidings.links.worker import LinkWorker
-from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -36,7 +36,6 @@ from tidings.server.invitation_token import token_of
 from tidings.server.keyring import Keyring
 from tidings.supervisor.admin_process import AdminProcess
 from tidings.wire.invitations import InvitationLine, acceptance, parse_invitation
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.link_terms import (
     LinkAcceptance,
     LinkOffer,
@@ -47,6 +46,7 @@ from tidings.wire.link_terms import (
     signed_acceptance,
 )
 from tidings.wire.rulings import Link
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import Subjects
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually

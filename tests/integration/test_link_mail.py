@@ -15,19 +15,17 @@ from carried_links import LinkedSpaces, agree, linked_spaces, status, worker, wo
 from coding_agents import hosted
 from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.admin.link_peers import LinkPeers
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import ConflictError, DeniedError, PeerUnheard, UnknownPeer
 from tidings.links import mail_sync, running_link
 from tidings.links.local_socket import ask
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.steward import link_mail, linked_people, mail
 from tidings.wire import message as wire_message
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
 from tidings.wire.links import MailOrigin, mail_origin_field
-from tidings.wire.message import Sender, compose
+from tidings.wire.message import Sender, compose, new_id
 from tidings.wire.seal import seal_message
-from tidings.wire.signing import SIGNATURE_HEADER, sign
+from tidings.wire.signing import SIGNATURE_HEADER, KeyPair, sign
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace
 from tidings_testing.waiting import eventually
 

@@ -10,7 +10,7 @@ import pytest
 
 import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.links import mail_sync, running_link
 from tidings.nats.aio import Connection
 from tidings_testing.real_space import RealSpace

@@ -14,9 +14,9 @@ from tidings.admin.linking import Linker
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, UnreachableError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.steward import link_handlers, link_pushes
-from tidings.wire.keys import KeyPair
 from tidings.wire.links import GapKind, LinkPage, Token
 from tidings.wire.message import MAX_PAYLOAD
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually
 

@@ -13,14 +13,14 @@ from carried_links import LinkedSpaces, linked_spaces, status, worker
 from linked_spaces import LINK, peer_of, unlinked
 from tidings.admin.link_peers import LinkPeers
 from tidings.cli.main import main
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import DeniedError, UnknownPeer
 from tidings.links import running_link
 from tidings.links.local_socket import ask
 from tidings.steward import linked_people
 from tidings.util.private_files import write_private
-from tidings.wire.keys import KeyPair
-from tidings.wire.people import MOST_ROLES, Statement, read_people, read_statement
+from tidings.wire.link_exchange import MOST_ROLES, Statement, read_people, read_statement
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -21,9 +21,9 @@ from tidings.steward import link_records
 from tidings.supervisor import children
 from tidings.supervisor.watcher import LINKED, MOST_LINKED, Watcher
 from tidings.util import failpoints
-from tidings.wire.ids import new_id
-from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings.wire.message import new_id
 from tidings.wire.rulings import Link
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -12,12 +12,12 @@ import tidings
 from carried_links import LinkedSpaces, linked_spaces, worker, worker_process
 from coding_agents import coding_here, hosted
 from linked_spaces import unlinked
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.tasks import Job, TaskTicket
 from tidings.errors import BadSignature, DeniedError, PeerUnheard, TaskDead, TooLarge, UnknownPeer
 from tidings.links import running_link, task_sync
 from tidings.steward import link_tasks
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -26,7 +26,7 @@ from tidings.admin.link_peers import LinkPeers
 from tidings.cli import link_words
 from tidings.cli.link_show import _status
 from tidings.cli.options import place
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import StewardUnreachable, StoreBusy, UsageError, WorkerUnreachable
 from tidings.links import operations, replicator
 from tidings.links.events import LinkEvent, PullAdvanced

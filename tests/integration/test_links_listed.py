@@ -7,7 +7,7 @@ import tidings
 from carried_links import came, linked_spaces, said, status, until_came, worker
 from linked_spaces import LINK
 from linking import OtherSpace
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.links.local_socket import ask
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually

@@ -10,15 +10,15 @@ import pytest
 import tidings
 from linking import OtherSpace, admit
 from tidings.admin.agents import AgentFile
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.notices import Gap
 from tidings.errors import UnreachableError
 from tidings.steward.damage import Damage
 from tidings.steward.store_reading import read_store
 from tidings.wire import signing
-from tidings.wire.keys import KeyPair
 from tidings.wire.links import MOST_HOPS
 from tidings.wire.message import Mention
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline

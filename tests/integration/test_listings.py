@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 
 import tidings
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import DeniedError, UsageError
 from tidings.steward import agent_handlers
 from tidings.wire.roster import Attention

@@ -9,7 +9,7 @@ import pytest
 
 import tidings
 from tidings.client import backfill, channels, live
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.notices import Gap
 from tidings.errors import StewardUnreachable
 from tidings.nats.jetstream_api import NO_END

@@ -16,7 +16,7 @@ from tidings.client import message_json
 from tidings.client.host_endpoint import HostEndpoint
 from tidings.errors import AuthRevoked, DeniedError, HostUnreachable, OutcomeUnknown, TidingsError
 from tidings.host.daemon import running_pid
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -19,9 +19,8 @@ from tidings.server.log import read_rulings
 from tidings.steward import agent_handlers
 from tidings.steward.admin_handlers import ACK_WAIT_NS, AdminHandlers
 from tidings.wire import rulings
-from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Access, Member
-from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.signing import SIGNATURE_HEADER, KeyPair
 from tidings_testing.real_space import RealSpace, real_space
 from tools.generated import PUBACK, GeneratedLog, generate_log, seeded_key
 from tools.model import Model, may_read, members, owed

@@ -14,7 +14,7 @@ from administrator import Administrator, administered
 from tidings.admin.creation import broker_config, create_space
 from tidings.admin.home import SpaceHome
 from tidings.admin.moving import finish_move, move_back, move_out
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import AuthRevoked, BrokerFailed, ConfigError, SpaceBusy, UsageError
 from tidings.server.keyring import Keyring
 from tidings.server.nats_server import Broker, check_port

@@ -9,15 +9,15 @@ import tidings
 from hosting import adopt, host_in, inbox_of
 from tidings.admin.agents import AgentFile
 from tidings.admin.identity import ensure_agent
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.message_json import job_json
 from tidings.errors import ConflictError, InvalidName, NameTaken
 from tidings.host import serialise
 from tidings.host.mailbox import open_mailbox
 from tidings.wire import signing
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import Mention, Sender, compose
 from tidings.wire.seal import seal_message
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import AgentClient, RealSpace, real_space
 from tidings_testing.waiting import eventually
 

@@ -11,7 +11,7 @@ import pytest
 
 from bare import bare_server, guarded
 from tidings.errors import AuthRevoked, BrokerUnreachable, UntrustedServer, UsageError
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 
 pytest.importorskip("pyspark")
 

@@ -8,7 +8,7 @@ import pytest
 
 from bare import BareServer, bare_server
 from tidings.errors import LeaseLost, UnhealthyError, UsageError
-from tidings.wire.headers import encode_headers
+from tidings.wire.records import encode_headers
 
 pytest.importorskip("pyspark")
 

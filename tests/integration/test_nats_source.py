@@ -11,7 +11,7 @@ import pytest
 
 from bare import BareServer, bare_server
 from tidings.errors import BrokerUnreachable, UsageError
-from tidings.wire.headers import encode_headers
+from tidings.wire.records import encode_headers
 from tidings_testing.waiting import eventually
 
 pytest.importorskip("pyspark")

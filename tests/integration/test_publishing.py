@@ -20,8 +20,7 @@ from tidings.nats.errors import ConnectionGone, NoResponders
 from tidings.nats.jetstream_api import NO_END
 from tidings.steward import trace
 from tidings.wire import message as wire
-from tidings.wire.ids import new_id
-from tidings.wire.message import Sender
+from tidings.wire.message import Sender, new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

@@ -10,7 +10,7 @@ from tidings.nats import jwt
 from tidings.server.keyring import Keyring
 from tidings.supervisor.supervisor import Supervisor, UpOptions
 from tidings.util.private_files import write_private
-from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings_testing.real_space import RealSpace
 
 

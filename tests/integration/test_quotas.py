@@ -12,12 +12,12 @@ import pytest
 import tidings
 from tidings.admin import administration
 from tidings.admin.agents import AgentFile, Ledger
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import ConflictError, DeniedError
 from tidings.nats.errors import NatsError
 from tidings.steward import dispatch
 from tidings.steward.requests import Answer, ControlRequest
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings_testing.waiting import eventually
 

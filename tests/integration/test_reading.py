@@ -17,8 +17,7 @@ from tidings.errors import BrokerUnreachable, LogGap, LogRegressed, UsageError
 from tidings.nats import aio
 from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import Answer, Ask, AskPage
-from tidings.wire.headers import encode_headers
-from tidings.wire.records import Missing, Page, StoredRecord
+from tidings.wire.records import Missing, Page, StoredRecord, encode_headers
 from tidings_testing.waiting import eventually
 
 pytest.importorskip("pyspark")

@@ -8,7 +8,7 @@ import pytest
 
 import tidings
 from tidings.client import redelivery
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import DeadLetter, LogFull, UsageError
 from tidings.nats.jetstream_api import ApiError
 from tidings.steward import backstop, dead_letters

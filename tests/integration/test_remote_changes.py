@@ -7,7 +7,7 @@ import pytest
 
 import tidings
 from tidings.admin.agents import AgentFile
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.membership import MembershipChange
 from tidings.errors import ConflictError, StewardUnreachable
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace

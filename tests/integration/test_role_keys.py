@@ -24,7 +24,7 @@ from tidings.admin.invitations import Invitation
 from tidings.admin.inviting import Inviter, reach_of
 from tidings.admin.listening import announce_authority, change_authority, listen_on
 from tidings.admin.rotation import recall_voided, rotate_pipeline, rotate_steward
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import AuthRevoked, ConfigError, UnreachableError, UntrustedServer, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect

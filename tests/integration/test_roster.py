@@ -9,11 +9,11 @@ import pytest
 
 import tidings
 from tidings.admin.agents import AgentFile
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import AmbiguousPeer, Superseded, TidingsError, UnknownPeer
 from tidings.util.private_files import write_private
-from tidings.wire.keys import KeyPair
 from tidings.wire.roster import Agent, Delta, sign_delta
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 

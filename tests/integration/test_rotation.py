@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import ConflictError
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually

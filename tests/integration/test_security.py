@@ -26,11 +26,9 @@ from tidings.steward.receipts import ReceiptStore
 from tidings.steward.store_reading import read_store
 from tidings.steward.task_handlers import TaskHandlers
 from tidings.wire import rulings
-from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import Access, Link
-from tidings.wire.signing import SIGNATURE_HEADER
-from tidings.wire.subjects import Subjects, shard_of
-from tidings.wire.tags import is_tag, tag
+from tidings.wire.signing import SIGNATURE_HEADER, KeyPair
+from tidings.wire.subjects import Subjects, is_tag, shard_of, tag
 from tidings_testing.real_space import AgentClient, RealSpace, real_space
 from tidings_testing.security import PROBES, Probe, ProbeResult, Report, run_security_suite
 from tidings_testing.security.actor import acting, line

@@ -13,7 +13,7 @@ import pytest
 import tidings
 from tidings.admin.creation import broker_config
 from tidings.admin.identity import Identity, bundle_identity, move_bundle
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.connection_check import check_connection
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UntrustedServer, WireError
 from tidings.nats.address import moved, parse_address, parse_addresses, trusting

@@ -10,7 +10,7 @@ import pytest
 from tidings.admin.creation import broker_config
 from tidings.admin.home import SpaceHome
 from tidings.admin.moving import compare_streams, copy_stream
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import UnhealthyError
 from tidings.nats.jetstream_api import ApiError
 from tidings.server.nats_server import Broker, free_port

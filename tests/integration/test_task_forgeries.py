@@ -18,8 +18,8 @@ from tidings.steward import task_handlers
 from tidings.steward.history import encoded
 from tidings.wire import message as wire
 from tidings.wire import signing
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender
+from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import AgentClient, RealSpace
 
 

@@ -16,7 +16,7 @@ import pytest
 import tidings
 from tidings.admin.creation import broker_config
 from tidings.admin.listening import listen_on, public_host
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.errors import BrokerUnreachable, TidingsError, UntrustedServer
 from tidings.nats.address import trusting
 from tidings.nats.client import connect

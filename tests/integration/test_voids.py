@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.notices import Notice
 from tidings.errors import ConnectionLost
 from tidings.steward.store_reading import read_store

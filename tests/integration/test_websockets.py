@@ -17,7 +17,7 @@ import tidings
 from connect_proxy import ConnectProxy, connect_proxy
 from tidings.admin.inviting import reach_of
 from tidings.admin.listening import address_for
-from tidings.client.connect_direct import connect_directly, find_identity
+from tidings.client.connect import connect_directly, find_identity
 from tidings.client.connection_check import check_connection
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UntrustedServer
 from tidings.nats.address import in_websocket, moved, parse_address, trusting

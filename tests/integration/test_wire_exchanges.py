@@ -7,8 +7,7 @@ from typing import Any
 import schema
 from tidings.client.publishing import MSG_ID
 from tidings.wire import signing
-from tidings.wire.ids import new_id
-from tidings.wire.message import Message, Sender, compose
+from tidings.wire.message import Message, Sender, compose, new_id
 from tidings_testing.real_space import AgentClient, RealSpace
 
 EXCHANGES: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ import pytest
 from crowd import check, join, leave, read_all, say
 from linking import OtherSpace
 from tidings.admin.agents import AgentFile
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.delivery import deliverer as rules
 from tidings.delivery.job import SpaceTable
 from tidings.delivery.stream_reader import StreamLocation, StreamReader

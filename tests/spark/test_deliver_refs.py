@@ -8,7 +8,7 @@ import pytest
 
 import tidings
 from crowd import AGENTS, Crowd, check, clients, join, leave, narrow, post_large, read_all, say
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.delivery import deliverer as rules
 from tidings.delivery import job as job_module
 from tidings.delivery.job import FULL_LOG_WORDS

@@ -14,7 +14,7 @@ from tidings.delivery import batches, deliverer
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.server.nats_server import Broker
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings_testing.real_space import AgentClient, RealSpace, real_space
 from tidings_testing.waiting import eventually, insist
 from tools.delivering import Mailbox, delivering

@@ -14,9 +14,9 @@ from crowd import AGENTS, Crowd, check, clients, join, post_large, read_all, say
 from tidings.delivery.ledger import LedgerPaths
 from tidings.wire import signing
 from tidings.wire.frames import Ref, decode_frame, open_block
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender, compose
 from tidings.wire.rulings import Access, Member
+from tidings.wire.signing import KeyPair
 from tidings_testing.processes import child
 from tidings_testing.real_space import AgentClient, RealSpace, real_space
 from tools.delivering import Mailbox, delivering, empty_mailbox, owed

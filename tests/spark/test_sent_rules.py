@@ -15,8 +15,8 @@ from tidings.delivery.encoding import SCHEMA, Encoded, EncodingRules, RulesHolde
 from tidings.delivery.sent_rules import SentRules
 from tidings.delivery.source import arrow_schema
 from tidings.model.rulebook import Rulebook
-from tidings.wire.headers import encode_headers
 from tidings.wire.message import Sender, compose
+from tidings.wire.records import encode_headers
 from tidings.wire.rulings import Access
 from tidings.wire.subjects import Subjects
 

@@ -9,8 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bare import BareServer
 from tidings.delivery.stream_reader import StreamLocation, StreamReader
-from tidings.wire.headers import Headers, encode_headers
-from tidings.wire.records import StoredRecord
+from tidings.wire.records import Headers, StoredRecord, encode_headers
 
 
 def stored(bare: BareServer, stream: str) -> list[StoredRecord]:

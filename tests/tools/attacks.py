@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidings.nats import jwt
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
+from tidings.wire.message import new_id
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import AGENT_SERVICES, Subjects
 from tidings_testing.security.actor import line
 

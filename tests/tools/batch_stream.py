@@ -13,7 +13,7 @@ from typing import Any
 
 from tidings.nats.blocking import Reply
 from tidings.nats.jetstream_api import BATCH_HAS_DUPLICATE, EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE
-from tidings.wire.headers import Headers
+from tidings.wire.records import Headers
 
 Sent = tuple[str, bytes, bytes]
 

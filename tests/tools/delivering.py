@@ -23,8 +23,7 @@ from tidings.delivery.job import DeliverJob
 from tidings.delivery.stream_job import JobSettings
 from tidings.nats.acks import ACK
 from tidings.server.log import log_record
-from tidings.wire.block_refs import open_ref
-from tidings.wire.frames import Block, Frame, FrameRecord, Ref, decode_frame, open_block
+from tidings.wire.frames import Block, Frame, FrameRecord, Ref, decode_frame, open_block, open_ref
 from tidings_testing.real_space import AgentClient, RealSpace
 from tidings_testing.waiting import eventually
 from tools import model

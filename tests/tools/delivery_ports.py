@@ -17,8 +17,7 @@ from tidings.delivery.deliverer import NEVER, DeliverBatch, Emptied, HandedRange
 from tidings.model.blocks import BlockInfo, MadeBlock
 from tidings.model.deferred import DebtEvent, Debts
 from tidings.model.planning import Counter, Delivered, Plan
-from tidings.wire.block_refs import SECRET_BYTES, BlockSealer
-from tidings.wire.frames import encode_frame, frame_id
+from tidings.wire.frames import SECRET_BYTES, BlockSealer, encode_frame, frame_id
 
 EPOCH, SPACE_ID = "epoch", "space"
 #: small, so that mailboxes are full often

@@ -13,8 +13,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tidings.wire.block_refs import open_ref
-from tidings.wire.frames import Block, Lost, Ref, decode_frame, open_block
+from tidings.wire.frames import Block, Lost, Ref, decode_frame, open_block, open_ref
 from tools.delivery_ports import SPACE_ID, Books, Mailbox, Mailboxes
 from tools.delivery_space import SimulatedSpace, addressed
 

@@ -12,12 +12,11 @@ import random
 from collections.abc import Callable, Sequence
 
 from tidings.model.projection import LogRecord, Table
-from tidings.wire.headers import encode_headers
-from tidings.wire.keys import ACCOUNT
 from tidings.wire.links import ORIGIN_HEADER
 from tidings.wire.message import Mention, Message, Sender, compose
-from tidings.wire.records import StoredRecord
+from tidings.wire.records import StoredRecord, encode_headers
 from tidings.wire.rulings import Access, Channel, Defaults, Link, Space
+from tidings.wire.signing import ACCOUNT
 from tools import model
 from tools.generated import GeneratedLog, seeded_key, verify_once
 

@@ -20,11 +20,12 @@ from typing import Any
 import msgspec
 
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.wire.block_refs import BlockSealer, SealedBlock
 from tidings.wire.frames import (
     Block,
+    BlockSealer,
     FrameRecord,
     Lost,
+    SealedBlock,
     encode_block,
     encode_frame,
     encode_seqs,

@@ -16,10 +16,9 @@ from functools import lru_cache
 import nkeys
 
 from tidings.model.projection import LogRecord
-from tidings.wire import rulings, tags
-from tidings.wire.keys import ACCOUNT, USER, KeyPair
+from tidings.wire import rulings, subjects
 from tidings.wire.rulings import Access, Channel, Defaults, Lease, Link, Member, Parts, Space
-from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.signing import ACCOUNT, SIGNATURE_HEADER, USER, KeyPair
 from tidings.wire.subjects import Subjects
 
 CHANNELS = ("general", "team.backend", "team.frontend", "team", "team.backend.db", "ops", "ops.backend", "random")
@@ -54,7 +53,7 @@ class GeneratedLog:
         self.anchor_key = self.steward.id
 
     def tag(self, text: str) -> str:
-        return tags.tag(self.secret, text)
+        return subjects.tag(self.secret, text)
 
     def append(self, subject: str, payload: bytes, signature: str | None = None) -> LogRecord:
         self.seq += 1

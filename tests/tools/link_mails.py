@@ -36,11 +36,11 @@ from tidings.errors import (
 )
 from tidings.links.link_store import BookedLink
 from tidings.links.mail_sync import MailRound
-from tidings.wire import link_mail, signing
+from tidings.wire import link_exchange, signing
 from tidings.wire import message as wire_message
-from tidings.wire.keys import ACCOUNT, KeyPair, key_of_seed
-from tidings.wire.link_mail import LinkedMail
+from tidings.wire.link_exchange import LinkedMail
 from tidings.wire.rulings import Link
+from tidings.wire.signing import ACCOUNT, KeyPair, key_of_seed
 from tidings.wire.states import ReceiptStage
 from tools.link_ports import WINDOW, Books, Killed
 
@@ -644,6 +644,6 @@ class MailWorld:
 
 def simulate_mail(seed: int) -> MailWorld:
     world = MailWorld(seed)
-    with mock.patch.object(link_mail, "verifies", verify_once):
+    with mock.patch.object(link_exchange, "verifies", verify_once):
         world.live()
     return world

@@ -35,7 +35,7 @@ from tidings.links.ports import (
 )
 from tidings.links.schema import SCHEMA
 from tidings.wire.links import MOST_HOPS, GapKind, LinkedRecord, LinkGap, LinkPage, Token
-from tidings.wire.patterns import covers_any
+from tidings.wire.names import covers_any
 
 T = TypeVar("T")
 START = 1_760_000_000.0

@@ -22,13 +22,13 @@ from tidings.links.link_store import BookedLink
 from tidings.links.task_sync import TaskRound
 from tidings.wire import message as wire
 from tidings.wire import signing
-from tidings.wire.keys import ACCOUNT, KeyPair
-from tidings.wire.link_tasks import LinkedTask, read_told_tasks
+from tidings.wire.link_exchange import LinkedTask, read_told_tasks
 from tidings.wire.message import Sender, compose
 from tidings.wire.names import role_elsewhere
 from tidings.wire.rulings import Link
+from tidings.wire.seal import seal_task
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.states import TaskStatus
-from tidings.wire.task_seal import seal_task
 from tools.link_ports import Books
 
 HERE, THERE = (KeyPair.generate(ACCOUNT).id for _ in range(2))

@@ -32,10 +32,9 @@ from tidings.links.events import GapDetected, LinkEvent
 from tidings.links.ports import OriginIdentity
 from tidings.links.replicator import Direction
 from tidings.wire import message as wire_message
-from tidings.wire.keys import KeyPair, key_of_seed
 from tidings.wire.links import LinkedRecord, LinkPage, Token
 from tidings.wire.message import Sender, timestamp
-from tidings.wire.signing import sign, verifies
+from tidings.wire.signing import KeyPair, key_of_seed, sign, verifies
 from tools.link_ports import (
     Books,
     Fate,

@@ -18,9 +18,8 @@ from tidings.errors import WireError
 from tidings.model.projection import LogRecord
 from tidings.wire import message as wire_message
 from tidings.wire import rulings
-from tidings.wire.headers import Fields, Headers, refused_headers, values_of
 from tidings.wire.message import MAX_PAYLOAD, Message
-from tidings.wire.records import Missing, StoredRecord
+from tidings.wire.records import Fields, Headers, Missing, StoredRecord, refused_headers, values_of
 from tools import model
 
 Verify = Callable[[str | None, str, str, str, bytes], bool]

@@ -43,8 +43,8 @@ from tidings.server.invitation_token import token_of
 from tidings.util.backoff import Backoff
 from tidings.util.private_files import locked, private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, Trust, acceptance, check_kind
-from tidings.wire.keys import KeyPair
 from tidings.wire.operations import ACCEPT_WAIT
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import INVITATION_SERVICE, Subjects
 
 PATIENCE = 5.0

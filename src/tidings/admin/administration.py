@@ -43,10 +43,9 @@ from tidings.server.resolver import push_token
 from tidings.server.streams import ensure_streams
 from tidings.util import failpoints
 from tidings.util.private_files import locked, write_atomic, write_private
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
-from tidings.wire.names import lookalikes, unfit_to_grant
-from tidings.wire.patterns import covers_any
+from tidings.wire.message import new_id
+from tidings.wire.names import covers_any, lookalikes, unfit_to_grant
+from tidings.wire.signing import KeyPair
 
 #: after a narrowing, an agent that is connected has this long to fetch its new token before the old one is cut
 NARROWING_GRACE = 2.0

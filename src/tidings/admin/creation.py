@@ -14,8 +14,8 @@ from tidings.server.keyring import Keyring
 from tidings.server.nats_server import free_port
 from tidings.server.streams import default_budget, storage_needed
 from tidings.util.private_files import locked, write_private
-from tidings.wire.keys import KeyPair
-from tidings.wire.tags import SECRET_BYTES
+from tidings.wire.signing import KeyPair
+from tidings.wire.subjects import SECRET_BYTES
 
 
 def create_space(

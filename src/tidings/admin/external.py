@@ -35,7 +35,7 @@ from tidings.server.keyring import Keyring
 from tidings.server.nats_server import MINIMUM_VERSION
 from tidings.server.streams import storage_needed
 from tidings.util.private_files import private_dir, read_private, write_private
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import INVITATION_SERVICE, LINK_SERVICE, Subjects
 
 MAX_PAYLOAD = 1024 * 1024

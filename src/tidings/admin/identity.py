@@ -19,8 +19,8 @@ from tidings.errors import AuthRevoked, ConfigError, ConflictError, DeniedError,
 from tidings.nats import jwt
 from tidings.nats.address import moved, parse_addresses, shown, with_authority
 from tidings.util.private_files import check_private, read_plain, read_private, write_private
-from tidings.wire.keys import KeyPair
 from tidings.wire.names import check_agent_name, check_token
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 
 OPEN_ACCESS = (">",)

@@ -23,7 +23,7 @@ from tidings.server.certificates import compressed_key
 from tidings.server.invitation_token import text_to_sign
 from tidings.util import failpoints
 from tidings.wire.invitations import LONGEST, InvitationLine, Trust, parse_invitation
-from tidings.wire.keys import key_of_seed
+from tidings.wire.signing import key_of_seed
 
 SHORTEST, LONGEST_TIME, MOST_USES = 60, 30 * 86_400, 1_000
 

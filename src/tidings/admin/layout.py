@@ -20,7 +20,7 @@ from tidings.nats import jwt
 from tidings.server.keyring import Keyring
 from tidings.server.resolver import write_tokens
 from tidings.util.private_files import private_dir, read_private, write_private
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 
 LAYOUT = 1

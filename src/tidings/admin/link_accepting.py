@@ -37,7 +37,6 @@ from tidings.nats.address import parse_addresses
 from tidings.util import failpoints
 from tidings.util.private_files import locked, private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, check_kind, is_loopback
-from tidings.wire.keys import KeyPair
 from tidings.wire.link_terms import (
     LinkAcceptance,
     LinkOffer,
@@ -54,10 +53,10 @@ from tidings.wire.link_terms import (
     restricted,
     signed_acceptance,
 )
-from tidings.wire.names import check_space
+from tidings.wire.names import check_space, covers_pattern
 from tidings.wire.operations import ACCEPT_WAIT
-from tidings.wire.patterns import covers_pattern
 from tidings.wire.rulings import Link
+from tidings.wire.signing import KeyPair
 
 
 @dataclass(frozen=True, slots=True)

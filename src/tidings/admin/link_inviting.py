@@ -35,7 +35,6 @@ from tidings.nats.errors import Unwritable
 from tidings.util import failpoints
 from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, is_loopback
-from tidings.wire.keys import KeyPair
 from tidings.wire.link_terms import (
     AgreedTerms,
     LinkAcceptance,
@@ -55,6 +54,7 @@ from tidings.wire.link_terms import (
 from tidings.wire.links import channel_map
 from tidings.wire.names import MAX_TOKEN, check_space
 from tidings.wire.rulings import Link, Switch
+from tidings.wire.signing import KeyPair
 
 #: seconds for which the other space is tried when a link is made
 REACHED_WITHIN = 4.0

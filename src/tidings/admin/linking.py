@@ -22,10 +22,10 @@ from tidings.admin.link_registry import AgreedLink
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.nats import jwt
 from tidings.util import failpoints
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
+from tidings.wire.message import new_id
 from tidings.wire.names import check_agent_id
 from tidings.wire.rulings import Link
+from tidings.wire.signing import KeyPair
 
 #: fields of a record that are no terms of the link
 _OWN = ("op", "v", "at", "link", "state", "origin", "peer")

@@ -35,7 +35,7 @@ from tidings.server.nats_server import Broker, find_binary
 from tidings.server.streams import stream_specs
 from tidings.util import failpoints
 from tidings.util.private_files import locked, read_plain, write_private
-from tidings.wire.keys import OPERATOR, KeyPair
+from tidings.wire.signing import OPERATOR, KeyPair
 
 Tell = Callable[[str], None]
 OWN, SYSTEM = "operator.own.seed", "system.creds"

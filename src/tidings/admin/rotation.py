@@ -14,7 +14,7 @@ from tidings.errors import UsageError
 from tidings.nats import jwt
 from tidings.util import failpoints
 from tidings.util.private_files import write_private
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 
 
 async def rotate_pipeline(admin: Administrator) -> str:

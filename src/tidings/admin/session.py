@@ -16,7 +16,7 @@ from tidings.nats import jwt
 from tidings.nats.client import Connection, connect
 from tidings.rpc.control import ControlClient
 from tidings.util.private_files import read_private
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 
 
 @dataclass(frozen=True, slots=True)

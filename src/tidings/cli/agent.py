@@ -16,7 +16,7 @@ from tidings.cli.amounts import seconds
 from tidings.cli.options import HomeOption, JsonOption, NameArgument, Place, SpaceOption, YesOption, place
 from tidings.errors import ConflictError, StoreError, UsageError
 from tidings.wire.names import check_agent_name
-from tidings.wire.times import moment
+from tidings.wire.records import moment
 
 app = typer.Typer(no_args_is_help=True, help="Add, list, change and revoke the agents of a space.")
 

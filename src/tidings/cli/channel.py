@@ -12,7 +12,7 @@ from tidings.cli.connection import DirectOption, act
 from tidings.cli.options import AsOption, ChannelArgument, HomeOption, JsonOption, SpaceOption, YesOption, place
 from tidings.cli.talk import printable
 from tidings.errors import UsageError
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings.wire.names import check_channel
 
 app = typer.Typer(no_args_is_help=True, help="List channels, see their members, change their settings.")

@@ -21,15 +21,14 @@ import typer
 from tidings.cli import output
 from tidings.cli.options import Place
 from tidings.errors import ConfigError, HostUnreachable, OutcomeUnknown, UsageError
-from tidings.wire.ids import is_message_id, new_id
+from tidings.wire.message import is_message_id, new_id
 
 if TYPE_CHECKING:
     from tidings.admin.identity import Identity
     from tidings.client.endpoint import Endpoint
     from tidings.client.host_endpoint import HostEndpoint
     from tidings.client.host_http import HostClient
-    from tidings.client.host_session_file import SessionFile
-    from tidings.client.host_session_source import SessionSource
+    from tidings.client.host_session import SessionFile, SessionSource
     from tidings.client.interface import AgentInterface, Receipt
     from tidings.host.outbox_file import OutboxFile
 
@@ -117,7 +116,7 @@ async def host_session(
 
     A host may go away between two questions: nothing was handed to it yet, so nothing is lost without it.
     """
-    from tidings.client.host_session_source import ProvenSession
+    from tidings.client.host_session import ProvenSession
 
     host = None if direct else await _host_if_any(where.home.home)
     if host is None:
@@ -185,8 +184,7 @@ class KeptSession:
         self.where, self.receive = where, receive
 
     async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:
-        from tidings.client.host_session_file import own_file
-        from tidings.client.host_session_source import open_session
+        from tidings.client.host_session import open_session, own_file
 
         own = own_file(self.where.home.home, self.where.home.name, self.where.agent)
         for path in (_named(self.where), own):
@@ -199,8 +197,7 @@ class KeptSession:
 
     def _read(self, path: Path, host: HostClient) -> SessionFile | None:
         """The session in a file, if it is of this agent as it is now; whether it lasts, its first request tells."""
-        from tidings.client.host_session_file import SessionFile
-        from tidings.client.host_session_source import usable
+        from tidings.client.host_session import SessionFile, usable
 
         if not path.exists():
             return None
@@ -215,7 +212,7 @@ class KeptSession:
 
 def _named(where: Place) -> Path | None:
     """The session this program was told of, if it is there and of the agent that acts."""
-    from tidings.client.host_session_file import VARIABLE, SessionFile, named_file
+    from tidings.client.host_session import VARIABLE, SessionFile, named_file
 
     path = named_file()
     if path is None:

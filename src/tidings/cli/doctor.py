@@ -158,7 +158,7 @@ def connection(
     """
     from dataclasses import asdict
 
-    from tidings.client.connect_direct import find_identity
+    from tidings.client.connect import find_identity
     from tidings.client.connection_check import Step, check_connection
 
     async def steps() -> list[Step]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tidings.client.host_endpoint import HostEndpoint
     from tidings.host.mailbox import LocalInbox
-    from tidings.wire.keys import KeyPair
+    from tidings.wire.signing import KeyPair
 
 app = typer.Typer()
 Message = dict[str, Any]

@@ -25,8 +25,8 @@ from tidings.cli.link_invite import channel_names
 from tidings.cli.link_words import mapping
 from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
 from tidings.errors import InvalidName, OutcomeUnknown, TidingsError, UnreachableError, UsageError
-from tidings.wire.keys import public_bytes
-from tidings.wire.patterns import covers_any
+from tidings.wire.names import covers_any
+from tidings.wire.signing import public_bytes
 
 if TYPE_CHECKING:
     from tidings.admin.invitations import Invitation

@@ -18,7 +18,7 @@ from tidings.errors import HostUnreachable, PrerequisiteMissing, UsageError
 
 if TYPE_CHECKING:
     from tidings.client.host_http import HostClient
-    from tidings.client.host_session_source import SessionSource
+    from tidings.client.host_session import SessionSource
 
 START_WITHIN = 30.0
 SOMEBODY_ELSES = 2.0
@@ -78,7 +78,7 @@ def mcp(
 
 async def _own(where: Place, bundle: Path | None) -> SessionSource:
     from tidings.admin.identity import Identity, bundle_identity, local_identity
-    from tidings.client.host_session_source import ProvenSession
+    from tidings.client.host_session import ProvenSession
 
     async def identity() -> Identity:
         return bundle_identity(bundle.absolute()) if bundle else await local_identity(where.home, where.agent)
@@ -89,8 +89,7 @@ async def _own(where: Place, bundle: Path | None) -> SessionSource:
 
 def borrowed(path: Path, agent: str | None) -> SessionSource:
     """The session of a file, if it is of this agent."""
-    from tidings.client.host_session_file import SessionFile
-    from tidings.client.host_session_source import BorrowedSession
+    from tidings.client.host_session import BorrowedSession, SessionFile
 
     name = SessionFile.read(path).name
     if agent is not None and name != agent:

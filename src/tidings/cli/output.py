@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tidings.errors import UsageError
-from tidings.wire.times import seconds_of
+from tidings.wire.records import seconds_of
 
 #: words that a terminal may colour, wherever they stand alone in a cell
 COLOURS = {

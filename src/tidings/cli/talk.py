@@ -27,7 +27,7 @@ from tidings.cli.options import (
     place,
 )
 from tidings.errors import DeniedError, StewardUnreachable, UsageError
-from tidings.wire.ids import is_message_id
+from tidings.wire.message import is_message_id
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from tidings.cli.options import (
 )
 from tidings.cli.talk import spoken
 from tidings.errors import HostUnreachable, TidingsError, UnknownMessage, UnreachableError, UsageError
-from tidings.wire.ids import is_message_id
+from tidings.wire.message import is_message_id
 from tidings.wire.states import TaskStatus
 
 if TYPE_CHECKING:

@@ -20,15 +20,15 @@ import typer
 from tidings.cli import output
 from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
 from tidings.errors import MalformedRecord, TidingsError, UsageError, WireError
-from tidings.wire import headers, rulings, seal, signing
 from tidings.wire import message as messages
+from tidings.wire import records, rulings, seal, signing
 from tidings.wire.envelope import ClaimedOrigin, Received, Refused, open_record
 from tidings.wire.frames import Frame, Ref, decode_frame, open_block
 from tidings.wire.roster import open_delta
 from tidings.wire.subjects import Chat, Control, Direct, Parsed, Ruling, Subjects, Task, Via
 
 if TYPE_CHECKING:
-    from tidings.wire.keys import KeyPair
+    from tidings.wire.signing import KeyPair
 
 app = typer.Typer(no_args_is_help=True, help="For clients in other languages: check what they write (docs/wire.md).")
 REFUSED = 1
@@ -224,7 +224,7 @@ def _block_of(fields: Any) -> bytes:
     pairs = fields.items() if isinstance(fields, dict) else fields or ()
     try:
         named = [(name, each) for name, value in pairs for each in (value if isinstance(value, list) else [value])]
-        return headers.encode_headers(named)
+        return records.encode_headers(named)
     except (TypeError, ValueError):
         raise UsageError("`headers` is an object of names and values, or a list of [name, value]") from None
 
@@ -239,7 +239,7 @@ def judge(given: Given, anchor: Anchor) -> CheckResult:
         return _judge_message(given.payload)
     root = _root_of(given, anchor)
     subjects = Subjects(root)
-    own, said = headers.split_block(given.block, headers.REPUBLISH_HEADERS) if given.block else (b"", {})
+    own, said = records.split_block(given.block, records.REPUBLISH_HEADERS) if given.block else (b"", {})
     is_copy = {"Nats-Stream", "Nats-Subject", "Nats-Sequence"} <= said.keys()
     if given.subject.startswith(f"{subjects.root}.live.") and given.subject != subjects.live_roster and not is_copy:
         return CheckResult(
@@ -249,7 +249,7 @@ def judge(given: Given, anchor: Anchor) -> CheckResult:
     if is_copy and given.subject and given.subject not in (subject, f"{subjects.root}.live.{subjects.tail(subject)}"):
         return CheckResult("", "not_a_log_copy", f"it came on {given.subject} and the broker says it is {subject}")
     try:
-        fields = headers.Headers.parse(own if is_copy else given.block).fields if given.block else ()
+        fields = records.Headers.parse(own if is_copy else given.block).fields if given.block else ()
     except WireError as error:
         return CheckResult("", "header", str(error))
     if subject == subjects.live_roster:
@@ -272,7 +272,7 @@ def _root_of(given: Given, anchor: Anchor) -> str:
         return anchor.space
     subject = given.subject
     if not subject:
-        subject = headers.split_block(given.block, headers.REPUBLISH_HEADERS)[1].get("Nats-Subject", "")
+        subject = records.split_block(given.block, records.REPUBLISH_HEADERS)[1].get("Nats-Subject", "")
     if not subject:
         raise UsageError("a header block does not say its subject: give it with --subject")
     tokens = subject.split(".")
@@ -280,12 +280,12 @@ def _root_of(given: Given, anchor: Anchor) -> str:
 
 
 def _judge_record(
-    subjects: Subjects, subject: str, fields: headers.Fields, payload: bytes, parsed: Parsed, anchor: Anchor
+    subjects: Subjects, subject: str, fields: records.Fields, payload: bytes, parsed: Parsed, anchor: Anchor
 ) -> CheckResult:
     found = open_record(subjects, anchor.space_id, subject, fields, payload, _any_link)
     is_here = not isinstance(parsed, Via)  # else what is signed says itself in which space
     if isinstance(found, Refused) and found.reason == "signature" and not anchor.space_id and is_here:
-        signatures = headers.values_of(fields, signing.SIGNATURE_HEADER)
+        signatures = records.values_of(fields, signing.SIGNATURE_HEADER)
         if signatures:
             later = _judge_message(payload)
             return replace(later, unsure=("the signature: give --bundle or --space-id",))
@@ -303,11 +303,11 @@ def _any_link(_asked: ClaimedOrigin) -> bool:
     return True
 
 
-def _advice(refused: Refused, parsed: Parsed, fields: headers.Fields, payload: bytes, anchor: Anchor) -> str:
+def _advice(refused: Refused, parsed: Parsed, fields: records.Fields, payload: bytes, anchor: Anchor) -> str:
     """Of a signature that does not verify: how it is spelled, and what should have been signed."""
     if refused.reason != "signature" or not isinstance(parsed, Chat | Direct | Task):
         return ""
-    found = headers.values_of(fields, signing.SIGNATURE_HEADER)
+    found = records.values_of(fields, signing.SIGNATURE_HEADER)
     if found and not signing.is_spelled(found[0]):
         spelled = "86 characters of URL-safe base64 without padding, the last one of A Q g w"
         return f". A signature is {spelled}; this has {len(found[0])} characters"
@@ -336,7 +336,7 @@ def _judge_message(payload: bytes) -> CheckResult:
     return CheckResult(f"message {message.id} from {message.sender.id}", unsure=("subject and signature",))
 
 
-def _judge_delta(subjects: Subjects, fields: headers.Fields, payload: bytes, anchor: Anchor) -> CheckResult:
+def _judge_delta(subjects: Subjects, fields: records.Fields, payload: bytes, anchor: Anchor) -> CheckResult:
     if not (anchor.space_id and anchor.steward_key):
         raise UsageError(
             "a word of the steward is checked with its key: give --bundle, or --space-id and --steward-key"
@@ -348,9 +348,9 @@ def _judge_delta(subjects: Subjects, fields: headers.Fields, payload: bytes, anc
 
 
 def _judge_ruling(
-    subjects: Subjects, subject: str, fields: headers.Fields, payload: bytes, anchor: Anchor
+    subjects: Subjects, subject: str, fields: records.Fields, payload: bytes, anchor: Anchor
 ) -> CheckResult:
-    tail, signatures = subjects.tail(subject), headers.values_of(fields, signing.SIGNATURE_HEADER)
+    tail, signatures = subjects.tail(subject), records.values_of(fields, signing.SIGNATURE_HEADER)
     unsure: tuple[str, ...] = ()
     if not (anchor.space_id and anchor.steward_key):
         unsure = ("the signature: give --bundle, or --space-id and --steward-key",)

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidings.client.connection import AgentConnection
+from tidings.client.intake import Intake
 from tidings.client.membership import Hole, LocalMembership
 from tidings.client.notices import Gap
-from tidings.client.read_state import ReadState
-from tidings.client.records import UNDECIDED, Dedup, LiveRecord, RecordOpener
+from tidings.client.records import UNDECIDED, LiveRecord, RecordOpener
 from tidings.errors import ConflictError, ConnectionLost, DeniedError, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.rpc.control import collect
-from tidings.wire.names import is_channel
-from tidings.wire.patterns import covers
+from tidings.wire.names import covers, is_channel
 
 log = logging.getLogger(__name__)
 
@@ -151,13 +150,13 @@ class LogReader:
 class Backfill:
     """What one endpoint reads from the log because it did not arrive otherwise."""
 
-    def __init__(self, log: LogReader, read_state: ReadState, dedup: Dedup, report: Callable[[str, Any], None]) -> None:
+    def __init__(self, log: LogReader, intake: Intake) -> None:
         self.log = log
-        self.read_state = read_state
-        self.dedup = dedup
+        self.read_state = intake.read_state
+        self.intake = intake
         #: live copies that were lost on the way and were read from the log; and holes whose messages had left it
         self.recovered = self.gone = 0
-        self._report = report
+        self._report = intake.events.emit
 
     # --- before the join ---
 
@@ -172,7 +171,7 @@ class Backfill:
         records = await self.said_before(membership, limit)
         rest: list[LiveRecord] = []
         for number, record in enumerate(records):
-            if not self.dedup.offer(record, historical=True, contiguous=False):
+            if not self.intake.offer(record, historical=True, contiguous=False):
                 rest = records[number:]
                 break
         if self.read_state.epoch == epoch:
@@ -194,9 +193,9 @@ class Backfill:
                 return False
             fresh = 0
             for record in records:
-                new = state.is_new(record.seq) and record.sender != self.dedup.own_id
+                new = state.is_new(record.seq) and record.sender != self.intake.own_id
                 redelivered = record.seq <= membership.forgotten
-                if not self.dedup.offer(record, contiguous=True, redelivered=redelivered):
+                if not self.intake.offer(record, contiguous=True, redelivered=redelivered):
                     return False
                 fresh += new
             if fresh and membership.cause is not None:
@@ -240,7 +239,7 @@ class Backfill:
         """A record of a hole: no copy of it arrived, whatever came after it."""
         if record.sender != hole.sender or record.seq in self.read_state.known:
             return True
-        if not self.dedup.offer_backfilled(record, historical=False):
+        if not self.intake.offer_backfilled(record, historical=False):
             return False
         hole.recovered += 1
         self.recovered += 1

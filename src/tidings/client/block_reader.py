@@ -16,8 +16,7 @@ from tidings.client.connection import AgentConnection
 from tidings.client.records import RecordOpener
 from tidings.errors import MalformedFrame, UnreachableError
 from tidings.nats.errors import NatsError, NoResponders, PublishDenied
-from tidings.wire.block_refs import open_ref
-from tidings.wire.frames import FrameRecord, Ref
+from tidings.wire.frames import FrameRecord, Ref, open_ref
 
 #: requests under way
 AT_ONCE = 8

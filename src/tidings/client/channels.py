@@ -13,7 +13,7 @@ How copies are received and held is in `live.py`, how the log is read in `backfi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,10 +22,11 @@ import msgspec
 from tidings.client import notices
 from tidings.client.backfill import Backfill, LogReader
 from tidings.client.connection import AgentConnection
+from tidings.client.intake import Intake
 from tidings.client.live import LiveCopies, unsubscribe
 from tidings.client.membership import Joined, Leave, LocalMembership, MembershipChange, Memberships
-from tidings.client.read_state import NOWHERE, Position, ReadState
-from tidings.client.records import Dedup, LiveRecord, RecordOpener
+from tidings.client.read_state import NOWHERE, Position
+from tidings.client.records import LiveRecord
 from tidings.errors import (
     ConflictError,
     ConnectionLost,
@@ -37,10 +38,9 @@ from tidings.errors import (
 )
 from tidings.nats.client import Connection
 from tidings.util.task_ends import end_tasks
-from tidings.wire.ids import new_id
-from tidings.wire.marks import Stamp
-from tidings.wire.names import check_pattern, is_channel
-from tidings.wire.patterns import covers_pattern
+from tidings.wire.message import new_id
+from tidings.wire.names import check_pattern, covers_pattern, is_channel
+from tidings.wire.records import Stamp
 
 RETRY_PAUSE = 1.0
 #: a connection is rebuilt for wider access, too: who joins meanwhile waits for it
@@ -55,22 +55,18 @@ class Channels:
     def __init__(
         self,
         connection: AgentConnection,
-        opener: RecordOpener,
-        read_state: ReadState,
         log: LogReader,
-        dedup: Dedup,
-        wait_for_room: Callable[[], Awaitable[None]],
-        report: Callable[[str, Any], None],
+        intake: Intake,
     ) -> None:
         self.connection = connection
-        self.read_state = read_state
-        self.dedup = dedup
+        self.intake = intake
+        self.read_state = intake.read_state
         self.memberships = Memberships()
-        self.live = LiveCopies(connection, opener, read_state, self.memberships, dedup, self._catch_up_later)
-        self.backfill = Backfill(log, read_state, dedup, report)
-        self._links = opener.links
-        self._wait_for_room = wait_for_room
-        self._report = report
+        self.live = LiveCopies(connection, self.memberships, intake, self._catch_up_later)
+        self.backfill = Backfill(log, intake)
+        self._links = intake.opener.links
+        self._wait_for_room = intake.inbox.wait_for_room
+        self._report = intake.events.emit
         self._background: set[asyncio.Task[None]] = set()
         self._stopped = False
         #: pattern -> where this program left it
@@ -258,9 +254,9 @@ class Channels:
 
     async def _surface_past(self, membership: LocalMembership, records: list[LiveRecord]) -> None:
         for record in records:
-            if record.sender == self.dedup.own_id:
+            if record.sender == self.intake.own_id:
                 continue
-            while not self.dedup.offer_backfilled(record, historical=True):
+            while not self.intake.offer_backfilled(record, historical=True):
                 if not self.memberships.holds(membership):
                     return
                 await self._wait_for_room()

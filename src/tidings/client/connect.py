@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from tidings.admin.settings import Settings
-from tidings.client.connect_direct import connect_directly, find_identity
 from tidings.client.endpoint import Endpoint
 from tidings.client.interface import AgentInterface
 from tidings.client.redelivery import Retry
@@ -26,6 +25,15 @@ from tidings.errors import HostUnreachable, NoSession, OutcomeUnknown, UsageErro
 if TYPE_CHECKING:
     from tidings.client.host_endpoint import HostEndpoint
     from tidings.client.host_http import HostClient
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tidings.admin.home import SpaceHome
+from tidings.admin.identity import Identity, bundle_identity, local_identity
+from tidings.client.incoming import Incoming
+from tidings.client.interface import Receipt
 
 log = logging.getLogger(__name__)
 #: what only a connection of one's own can have
@@ -126,7 +134,7 @@ class Connecting:
 
 def _at_the_host(space: str | None, options: ConnectOptions, found: HostClient | None = None) -> HostEndpoint:
     from tidings.client.host_endpoint import HostEndpoint
-    from tidings.client.host_session_source import ProvenSession
+    from tidings.client.host_session import ProvenSession
 
     name, home, bundle = options.get("name"), options.get("home"), options.get("bundle")
     first = [found] if found is not None else []
@@ -167,3 +175,90 @@ def host_process(home: Path) -> str | None:
 def home_of(options: ConnectOptions) -> Path:
     home = options.get("home")
     return Settings({"home": str(home) if home else None}).home
+
+
+# --- to the space itself ---
+
+
+def connect_directly(
+    space: str | None = None,
+    *,
+    name: str | None = None,
+    channels: Sequence[str] = (),
+    home: str | Path | None = None,
+    bundle: str | Path | None = None,
+    state: str | Path | None = None,
+    url: str | None = None,
+    inbox: int = 512,
+    ping_interval: float = 5.0,
+    receive: bool = True,
+    backfill: int = 0,
+    retry: Retry | None = None,
+    presence: bool = True,
+    beat: float | None = None,
+) -> Endpoint:
+    """An endpoint for agent `name` of `space`; the arguments are those of `tidings.connect`."""
+    return Endpoint(
+        lambda: find_identity(space, name, home, bundle, url),
+        channels=channels,
+        state=Path(state) if state else None,
+        inbox=inbox,
+        ping_interval=ping_interval,
+        receive=receive,
+        backfill=backfill,
+        retry=retry,
+        presence=presence,
+        beat=beat,
+    )
+
+
+async def find_identity(
+    space: str | None = None,
+    name: str | None = None,
+    home: str | Path | None = None,
+    bundle: str | Path | None = None,
+    url: str | None = None,
+) -> Identity:
+    """Who is meant: the agent of a bundle, or of a space in a home; what is not said, the settings say."""
+    if bundle is not None:
+        identity = bundle_identity(Path(bundle))
+    else:
+        settings = Settings({"space": space, "as": name, "home": str(home) if home else None})
+        for note in (*settings.notes, *filter(None, [settings.chosen_by_folder])):
+            log.warning(note)
+        identity = await local_identity(SpaceHome(settings.home, settings["space"]), settings["as"])
+    return replace(identity, url=url, follow=None) if url else identity
+
+
+# --- for scripts ---
+# One call, no event loop.
+#
+#     tidings.send("general", "the build is green")
+#
+# Each call connects, does one thing and closes. A program that talks more than now and then holds an endpoint instead.
+
+
+T = TypeVar("T")
+
+
+def send(channel: str, text: str, *, space: str | None = None, name: str | None = None, **options: Any) -> Receipt:
+    """Post to a channel and wait until the log has it."""
+    return _once(space, name, lambda endpoint: endpoint.send(channel, text, **options))
+
+
+def history(channel: str, limit: int = 50, *, space: str | None = None, name: str | None = None) -> list[Incoming]:
+    """The newest messages of a channel, newest first."""
+    return _once(space, name, lambda endpoint: endpoint.history(channel, limit))
+
+
+def _once(space: str | None, name: str | None, act: Callable[[AgentInterface], Awaitable[T]]) -> T:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_act(space, name, act))
+    raise UsageError("inside an event loop use `async with tidings.connect(...)` instead")
+
+
+async def _act(space: str | None, name: str | None, act: Callable[[AgentInterface], Awaitable[T]]) -> T:
+    async with connect(space, name=name, presence=False) as endpoint:
+        return await act(endpoint)

@@ -13,25 +13,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tidings.client.directory import NameDirectory
 from tidings.client.incoming import Incoming
+from tidings.client.intake import Intake
 from tidings.client.interface import Receipt
-from tidings.client.links import Judge
+from tidings.client.links import Judge, LinkTable
 from tidings.client.mailbox import ACK_PATIENCE, AgentMailbox, PendingAck
 from tidings.client.notices import of_void
 from tidings.client.receipts import ReceiptSender, ReceiptWatch
+from tidings.client.session_lease import SessionLease
 from tidings.errors import OutcomeUnknown, UnreachableError, WireError
 from tidings.nats.acks import DeliveryInfo
 from tidings.wire.envelope import Received, open_record
-from tidings.wire.headers import Headers
 from tidings.wire.message import Message
+from tidings.wire.records import Headers
 from tidings.wire.seal import is_sealed, open_sealed
 from tidings.wire.states import ReceiptStage
 from tidings.wire.subjects import Direct
-
-if TYPE_CHECKING:
-    from tidings.client.endpoint import Endpoint
 
 #: messages per pull; the broker has no more than this many unsettled ones out
 BATCH = 64
@@ -43,19 +43,20 @@ log = logging.getLogger(__name__)
 class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
     """The direct messages of one endpoint, both ways."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        identity = endpoint.identity
-        super().__init__(endpoint, identity.subjects.direct_stream, f"dm_{identity.id}")
+    def __init__(self, session: SessionLease, intake: Intake, links: LinkTable, directory: NameDirectory) -> None:
+        identity = session.connection.identity
+        super().__init__(session, intake, identity.subjects.direct_stream, f"dm_{identity.id}")
+        self.links, self.directory = links, directory
         self.receipts = ReceiptSender(self.connection)
         self.watch = ReceiptWatch(self.connection, self._tell_receipt, self._tell_void)
-        if endpoint.events.is_heard("receipt"):
+        if intake.events.is_heard("receipt"):
             self.watch.listen()
         #: id -> (to, seq) of what this process sent
         self.sent: OrderedDict[str, tuple[str, int]] = OrderedDict()
 
     def begin(self) -> None:
         if not self.begun and not self._closed:
-            if self.endpoint.events.is_heard("notice"):
+            if self.intake.events.is_heard("notice"):
                 self.watch.listen_for_voids()
             self._start(self.receipts.run())
         super().begin()
@@ -70,15 +71,15 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
         self.watch.add(message_id, target, seq)
 
     def _tell_receipt(self, message_id: str, to: str, seq: int, stage: str) -> None:
-        self.endpoint.events.emit("receipt", Receipt(message_id, seq, stage, to=to))
+        self.intake.events.emit("receipt", Receipt(message_id, seq, stage, to=to))
 
     def _tell_void(self, news: dict[str, Any]) -> None:
-        self.endpoint.events.emit("notice", of_void(news))
+        self.intake.events.emit("notice", of_void(news))
 
     # --- receiving ---
 
     async def _wait_for_room(self) -> tuple[int, float]:
-        inbox = self.endpoint.inbox
+        inbox = self.intake.inbox
         while (room := min(BATCH, inbox.room - self._arrived.qsize())) < 1 and not self._is_over:
             await inbox.wait_for_room(min(inbox.size, self._arrived.qsize() + 1))
             await asyncio.sleep(0)
@@ -93,32 +94,32 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
             log.info("a direct message of another space is looked at later: %s", error)
             return
         except WireError as error:
-            if self.endpoint.keep_aside is not None:
-                await self.endpoint.keep_aside(message.data, str(error))
+            if self.intake.keep_aside is not None:
+                await self.intake.keep_aside(message.data, str(error))
             await self.pending.terminate(delivery)
-            self.endpoint.opener.refused["direct"] += 1
+            self.intake.opener.refused["direct"] += 1
             self._report(error)
             return
         held = self.pending[delivery.seq] = PendingAck(delivery, received.identity)
-        if not self.endpoint.read_state.first_time(received.identity):
+        if not self.intake.read_state.first_time(received.identity):
             # Settled before, or another record of a message that is held under its own sequence.
-            self.endpoint.opener.refused["repeated"] += 1
+            self.intake.opener.refused["repeated"] += 1
             self.pending.acknowledge(held)
             return
-        self.endpoint.read_state.hold_direct(received.identity)
+        self.intake.read_state.hold_direct(received.identity)
         self._arrived.put_nowait((held, self._incoming(held, received, inside)))
 
     async def _know_origin(self, subject: str, block: bytes) -> None:
         """Of what came over a link, the link record has to be known."""
         parsed = self.identity.subjects.parse(subject) if block else None
         if isinstance(parsed, Direct):
-            fields, is_ours = Headers.parse(block).fields, self.endpoint.directory.is_of_this_space
-            await self.endpoint.links.learn_origin(parsed.sender, fields, is_ours)
+            fields, is_ours = Headers.parse(block).fields, self.directory.is_of_this_space
+            await self.links.learn_origin(parsed.sender, fields, is_ours)
 
     def _opened(self, subject: str, block: bytes, payload: bytes, time_ns: int) -> tuple[Received, Message]:
         fields = Headers.parse(block).fields if block else ()
         own = self.identity
-        admits = Judge(self.endpoint.links, 0, time_ns)
+        admits = Judge(self.links, 0, time_ns)
         opened = open_record(own.subjects, own.space_id, subject, fields, payload, admits)
         if not isinstance(opened, Received):
             raise WireError(f"a direct message was refused ({opened.reason}): {opened.detail}")
@@ -138,7 +139,7 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
 
         incoming = self._surfaced(received, inside, held.delivery.seq, held.delivery.time_ns)
         incoming.redelivered = held.delivery.count > 1
-        incoming._settle, incoming._keep, incoming._nak = settle, keep, self.endpoint.redelivery.take
+        incoming._settle, incoming._keep, incoming._nak = settle, keep, self.intake.nak
         return incoming
 
     async def reopened(self, subject: str, block: bytes, payload: bytes, seq: int, time_ns: int) -> Incoming:
@@ -158,24 +159,24 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
             durable=True,
             sealed=is_sealed(received.message),
             mentions_me=any(mention.id == self.identity.id for mention in inside.mentions),
-            origin=self.endpoint.links.space_name(came.link, came.origin, came.agreed) if came else "",
+            origin=self.links.space_name(came.link, came.origin, came.agreed) if came else "",
             origin_id=received.origin,
         )
-        return self.endpoint.directory.introduce(incoming)
+        return self.directory.introduce(incoming)
 
     async def _hand_over(self, arrived: tuple[PendingAck, Incoming]) -> None:
         held, incoming = arrived
-        await self.endpoint.hand_over(incoming)
-        if self.endpoint.tells_delivered:
+        await self.intake.put(incoming)
+        if self.intake.tells_delivered:
             self.receipts.note(held.delivery.seq, ReceiptStage.DELIVERED)
 
     def _forget(self, arrived: tuple[PendingAck, Incoming]) -> None:
-        self.endpoint.read_state.forget_direct(arrived[0].identity)
+        self.intake.read_state.forget_direct(arrived[0].identity)
 
     # --- settling ---
 
     async def _settle(self, held: PendingAck) -> None:
-        self.endpoint.read_state.settle_direct(held.identity)
+        self.intake.read_state.settle_direct(held.identity)
         self.pending.acknowledge(held)
         assert held.acking is not None
         await asyncio.wait({held.acking}, timeout=ACK_PATIENCE)

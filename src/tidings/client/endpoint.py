@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +25,8 @@ from tidings.client.connection import AgentConnection, State
 from tidings.client.direct_mailbox import DirectMailbox
 from tidings.client.directory import NameDirectory, check_takes_mail, speaking_as
 from tidings.client.frame_mailbox import FrameMailbox
-from tidings.client.incoming import DirectRef, Events, Inbox, Incoming, Past, wakes
+from tidings.client.incoming import DirectRef, Events, Inbox, Incoming, Past
+from tidings.client.intake import Intake
 from tidings.client.interface import AgentInterface, Agents, Left, Receipt
 from tidings.client.links import LinkTable
 from tidings.client.membership import Joined
@@ -34,7 +34,7 @@ from tidings.client.presence import Presence
 from tidings.client.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
 from tidings.client.read_state import ReadState
 from tidings.client.receipts import tell, wait_for_stage
-from tidings.client.records import Dedup, LiveRecord, RecordOpener
+from tidings.client.records import LiveRecord, RecordOpener
 from tidings.client.redelivery import Redelivery, Retry
 from tidings.client.remote_changes import AccessWatch, MembershipWatch
 from tidings.client.roster import Roster
@@ -96,6 +96,8 @@ class Endpoint(AgentInterface):
         #: the row of the roster it was made of, and how this agent signs
         self._speaks_as: tuple[Agent | None, Sender] | None = None
         self._receives = receive
+        #: whether this endpoint holds the receiving session and pulls its mailboxes
+        self._receiving = False
         self._saver: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self.inbox = Inbox(inbox)
@@ -104,10 +106,6 @@ class Endpoint(AgentInterface):
         self.events.on_inner("error", self._notice_loss)
         #: ids of what this program was told of damage: every snapshot has all of it again
         self._told_damage: set[str] = set()
-        #: surfacing a direct message tells its sender `delivered`; whoever keeps mail durably tells it itself
-        self.tells_delivered = True
-        #: given the bytes of a direct message or frame that does not open, and why, before the broker may forget it
-        self.keep_aside: Callable[[bytes, str], Awaitable[None]] | None = None
         #: receive only in the place of the session of this number, which ended; None: in anybody's
         self.receives_after: int | None = None
         #: go on with the receiving session of this number, unless there is a newer one
@@ -122,7 +120,6 @@ class Endpoint(AgentInterface):
         self.connection = AgentConnection(self.identity, ping_interval=self._ping_interval, on_state=self._on_state)
         self.roster = Roster(self.connection, self.events.emit)
         self.directory = NameDirectory(self.connection, self.roster.rows, self.roster.left)
-        self._announcing: set[asyncio.Task[None]] = set()
         self.session = SessionLease(
             self.connection, self.roster, self._report, after=self.receives_after, resumes=self.resumes_session
         )
@@ -135,17 +132,10 @@ class Endpoint(AgentInterface):
         self.opener = RecordOpener(self.identity.subjects, self.identity.space_id, self.links)
         self.read_state = ReadState(self._state_path)
         self.read_state.save()  # an empty memory is one too: what comes after it is known to be new
-        dedup = Dedup(self.identity.id, self.read_state, self.opener.refused, self._surface_channel)
+        introduce = self.directory.introduce
+        self.intake = Intake(self.id, self.opener, self.read_state, self.presence, introduce, self.inbox, self.events)
         self._log = LogReader(self.connection, self.opener)
-        self._channels = Channels(
-            self.connection,
-            self.opener,
-            self.read_state,
-            self._log,
-            dedup,
-            self.inbox.wait_for_room,
-            self.events.emit,
-        )
+        self._channels = Channels(self.connection, self._log, self.intake)
         self.roster.on_epoch += [
             self.connection.follow_epoch,
             self.links.follow_epoch,
@@ -157,9 +147,9 @@ class Endpoint(AgentInterface):
         )
         self._access = AccessWatch(self.connection, self.roster, self._channels, self.events.emit)
         self._publisher = Publisher(self.connection, self._access)
-        self.redelivery = Redelivery(self, self._retry)
-        self._direct = DirectMailbox(self)
-        self._frames = FrameMailbox(self, self._channels)
+        self._direct = DirectMailbox(self.session, self.intake, self.links, self.directory)
+        self._frames = FrameMailbox(self.session, self.intake, self._channels)
+        self.redelivery = Redelivery(self._direct, self._retry)
         self.session.on_taken = self._frames.expect
         self._tasks = Tasks(self, self._compose)
         try:
@@ -209,7 +199,7 @@ class Endpoint(AgentInterface):
         await self.links.close()
         await self.presence.close()
         await self.roster.close()
-        await end_tasks(self._announcing)
+        await self.intake.close()
         await self.directory.close()
         await self.connection.stop()
         self.read_state.close()
@@ -359,7 +349,7 @@ class Endpoint(AgentInterface):
 
     async def _past(self, records: list[LiveRecord], reached: Reached) -> Past:
         await self.directory.learn(record.message for record in records if not record.origin)
-        found = (self._incoming(record, historical=True) for record in records)
+        found = (self.intake.incoming(record, historical=True) for record in records)
         return Past(found, more=reached.more, gone=reached.gone, hidden=reached.hidden)
 
     # --- who is here ---
@@ -589,8 +579,8 @@ class Endpoint(AgentInterface):
             yield incoming
 
     async def _start_receiving(self) -> None:
-        """Take the session and the mailbox, unless this endpoint only sends and looks."""
-        if not self._receives:
+        """Take the session and pull the mailboxes, unless this endpoint does so already or only sends and looks."""
+        if self._receiving or not self._receives:
             return
         with suppress(Superseded):  # the inbox says so, after the messages that are still in it
             await self.session.ensure()
@@ -598,72 +588,14 @@ class Endpoint(AgentInterface):
             self._direct.begin()
             self._frames.begin()
             self.redelivery.begin()
+            self._receiving = True
 
     async def next_message(self, timeout: float | None = None) -> Incoming:
         """The next message. It is yours to `ack()`."""
         async with asyncio.timeout(timeout):
-            await self._start_receiving()
+            if not self._receiving:
+                await self._start_receiving()
             incoming = await self.inbox.get()
         if incoming is None:
             raise ConnectionLost("this endpoint is closed")
         return incoming
-
-    async def hand_over(self, incoming: Incoming) -> None:
-        """Give a message to the application as soon as it is named and the inbox has room."""
-        await incoming.named()
-        await self.inbox.wait_for_room()
-        self.inbox.put(incoming)
-        self.events.emit("message", incoming)
-
-    def _surface_channel(
-        self,
-        record: LiveRecord,
-        /,
-        *,
-        historical: bool = False,
-        late: bool = False,
-        ahead: bool = False,
-        redelivered: bool = False,
-        durable: bool = False,
-    ) -> bool:
-        if not self.inbox.room:
-            return False
-        incoming = self._incoming(record, historical=historical)
-        incoming.late, incoming.ahead, incoming.redelivered, incoming.durable = late, ahead, redelivered, durable
-        incoming._settle = partial(self.read_state.settle, record.channel, record.seq, record.identity)
-        incoming._nak = self.redelivery.take
-        if self.events.is_heard("message"):
-            self.read_state.hand_out(record.channel, record.seq)
-        else:
-            incoming._on_taken = partial(self.read_state.hand_out, record.channel, record.seq)
-        self.inbox.put(incoming)
-        if incoming._naming is None:
-            self.events.emit("message", incoming)
-        else:
-            announcing = asyncio.create_task(self._announce(incoming))
-            self._announcing.add(announcing)
-            announcing.add_done_callback(self._announcing.discard)
-        return True
-
-    async def _announce(self, incoming: Incoming) -> None:
-        await incoming.named()
-        self.events.emit("message", incoming)
-
-    def _incoming(self, record: LiveRecord, *, historical: bool) -> Incoming:
-        message = record.message
-        mentions_me = bool(message.mentions) and any(each.id == self.identity.id for each in message.mentions)
-        incoming = Incoming(
-            kind="channel",
-            sender=message.sender,
-            message=message,
-            channel=record.channel,
-            seq=record.seq,
-            time_ns=record.time_ns,
-            historical=historical,
-            mentions_me=mentions_me,
-            wakes=not historical
-            and wakes(self.presence.attention, "channel", record.channel, message.priority, mentions_me),
-            origin=record.space,
-            origin_id=record.origin,
-        )
-        return self.directory.introduce(incoming)

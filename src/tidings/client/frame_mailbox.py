@@ -19,14 +19,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidings.client.block_reader import AT_ONCE, BlockReader
 from tidings.client.channels import Channels
+from tidings.client.intake import Intake
 from tidings.client.mailbox import REFUSED_PAUSE, AgentMailbox, PendingAck
 from tidings.client.notices import FrameGap
 from tidings.client.read_state import Sequences
 from tidings.client.records import UNDECIDED, LiveRecord
+from tidings.client.session_lease import SessionLease
 from tidings.errors import (
     DeliveryLost,
     DeniedError,
@@ -41,9 +43,6 @@ from tidings.util.failpoints import reach
 from tidings.util.private_files import write_private
 from tidings.util.task_ends import end_tasks
 from tidings.wire.frames import Block, Frame, FrameRecord, Lost, Ref, decode_frame, open_block, without_keys
-
-if TYPE_CHECKING:
-    from tidings.client.endpoint import Endpoint
 
 #: a pull lasts so long at first, and while somebody wants to know whether older copies are still to come; each that
 #: brings nothing makes the next one longer
@@ -159,12 +158,12 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
 
     _declines = True
 
-    def __init__(self, endpoint: Endpoint, channels: Channels) -> None:
-        identity = endpoint.identity
-        super().__init__(endpoint, identity.subjects.delivery_stream, f"dlv_{identity.id}")
+    def __init__(self, session: SessionLease, intake: Intake, channels: Channels) -> None:
+        identity = session.connection.identity
+        super().__init__(session, intake, identity.subjects.delivery_stream, f"dlv_{identity.id}")
         self.channels = channels
-        self.blocks = BlockReader(self.connection, endpoint.opener)
-        self.numbers = FrameNumbers(endpoint.read_state.numbers)
+        self.blocks = BlockReader(self.connection, intake.opener)
+        self.numbers = FrameNumbers(intake.read_state.numbers)
         #: bytes of frames that did not open, the newest
         self.aside: deque[bytes] = deque(maxlen=ASIDE)
         #: everything the deliver floor spoke of up to here has arrived
@@ -184,7 +183,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
 
     def begin(self) -> None:
         if not self.begun and not self._closed:
-            self.endpoint.read_state.on_settled = self._on_settled
+            self.intake.read_state.on_settled = self._on_settled
             self.channels.memberships.frames = self
         super().begin()
 
@@ -197,9 +196,9 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
     async def _wait_for_room(self) -> tuple[int, float]:
         """Room for a usual frame; an inbox that can never hold one is filled from a frame as it is emptied."""
         await self._arrived.join()
-        inbox = self.endpoint.inbox
+        inbox = self.intake.inbox
         await inbox.wait_for_room(min(inbox.size, FRAME_ROOM))
-        self._floor = self.endpoint.roster.backstop.floor
+        self._floor = self.session.roster.backstop.floor
         return 1, self._expires
 
     def _found_empty(self) -> None:
@@ -221,7 +220,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
     def _is_awaited(self) -> bool:
         """Does a membership that was not read from the log wait for what frames bring, and is it being made?"""
         wanted = max((each.left_to_frames for each in self.channels.memberships.values()), default=0)
-        return self.caught_up < wanted and self.endpoint.roster.backstop.running
+        return self.caught_up < wanted and self.session.roster.backstop.running
 
     async def _open(self, message: Any, delivery: DeliveryInfo) -> None:
         held = self.pending[delivery.seq] = PendingAck(delivery)
@@ -241,16 +240,16 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
     async def _put_aside(self, held: PendingAck, data: bytes, error: MalformedFrame) -> None:
         """Kept for whoever wants to look, without keys of blocks, then acknowledged, so that it blocks nobody."""
         data = without_keys(data)
-        if self.endpoint.keep_aside is not None:
-            await self.endpoint.keep_aside(data, f"frame {held.delivery.seq} does not open: {error}")
+        if self.intake.keep_aside is not None:
+            await self.intake.keep_aside(data, f"frame {held.delivery.seq} does not open: {error}")
         self.aside.append(data)
-        where, state = "in memory", self.endpoint.read_state.path
+        where, state = "in memory", self.intake.read_state.path
         if state is not None:
             beside = state.with_name(f"{state.name}.frame-{held.delivery.seq % ASIDE}")
             with suppress(OSError):
                 write_private(beside, data.hex())
                 where = f"in {beside}"
-        self.endpoint.opener.refused["frame"] += 1
+        self.intake.opener.refused["frame"] += 1
         self._report(
             MalformedFrame(
                 f"frame {held.delivery.seq} in the mailbox of {self.identity.name} does not open ({error}); it is kept "
@@ -267,14 +266,14 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         self.caught_up = max(self.caught_up, floor)
 
     async def _offer_frame(self, held: PendingAck, frame: Frame) -> None:
-        state = self.endpoint.read_state
+        state = self.intake.read_state
         await state.marks.until_checked()  # in a log that was set back old sequences are new records
         state.copies_of = frame.epoch if state.epoch else ""
         self._check_number(frame)
         for lost in frame.lost:
             self._tell_lost(lost)
         if frame.lost:
-            await self.endpoint.events.handled("notice")  # the broker forgets the frame once this one has told it
+            await self.intake.events.handled("notice")  # the broker forgets the frame once this one has told it
         batch = self._batch(lambda: self._frame_settled(held, frame, batch))
         again, fetches = held.delivery.count > 1, dict[int, Fetch]()
         try:
@@ -282,7 +281,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
                 if isinstance(block, Block):
                     await self._offer_block(block, batch, again=again)
                 elif self._is_known(block):
-                    batch.note_known(block, self.endpoint.read_state.held_among(frozenset(block.seqs)))
+                    batch.note_known(block, self.intake.read_state.held_among(frozenset(block.seqs)))
                 else:
                     records = await self._fetched(frame, number, block, fetches)
                     await self._offer_fetched(block, records, batch, again=again)
@@ -294,7 +293,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         try:
             records = open_block(block)
         except MalformedFrame as error:
-            self.endpoint.opener.refused["frame"] += 1
+            self.intake.opener.refused["frame"] += 1
             self._report(MalformedFrame(f"a part of a frame does not open ({error}): it is read from the log"))
             await self._recover(block.first - 1, block.last, block.count, batch, own_count=True)
             return
@@ -308,7 +307,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
 
     async def _kept(self, kept: FrameRecord) -> LiveRecord | None:
         """A record of a frame, opened; one that came over a link that is not known waits until it is."""
-        opener = self.endpoint.opener
+        opener = self.intake.opener
         while (record := opener.kept(kept)) is UNDECIDED:
             try:
                 await opener.learn_links(kept.seq)
@@ -320,13 +319,13 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
 
     def _is_known(self, ref: Ref) -> bool:
         """Was everything in a block surfaced here already, from live copies or the log?"""
-        return all(map(self.endpoint.read_state.is_known, ref.seqs))
+        return all(map(self.intake.read_state.is_known, ref.seqs))
 
     async def _fetched(
         self, frame: Frame, number: int, ref: Ref, fetches: dict[int, Fetch]
     ) -> tuple[FrameRecord, ...] | None:
         """Fetch this block once there is room for it, and begin with those after it for which there is room too."""
-        inbox = self.endpoint.inbox
+        inbox = self.intake.inbox
         await inbox.wait_for_room(min(inbox.size, ref.count))
         this = fetches.pop(number, None) or self._fetch(frame, ref)
         room = inbox.room - ref.count
@@ -347,9 +346,9 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         if records is not None:
             await self._offer_records(records, batch, again=again)
             return
-        is_known = self.endpoint.read_state.is_known
+        is_known = self.intake.read_state.is_known
         missing = dict.fromkeys(seq for seq in ref.seqs if not is_known(seq))
-        batch.note_known(ref, self.endpoint.read_state.held_among(frozenset(ref.seqs)))
+        batch.note_known(ref, self.intake.read_state.held_among(frozenset(ref.seqs)))
         if not missing:
             return
         try:
@@ -363,16 +362,16 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         if left:
             cause = "neither the store of blocks nor the log has them any more"
             self._tell_lost(Lost(ref.channel, left[0], left[-1], len(left), cause))
-            await self.endpoint.events.handled("notice")
+            await self.intake.events.handled("notice")
 
     async def _offer(self, record: LiveRecord, batch: AckBatch, *, again: bool = False) -> None:
         redelivered = again or self.channels.is_forgotten(record)
-        inbox = self.endpoint.inbox
+        inbox = self.intake.inbox
         ahead = self.are_older_awaited()
-        while not self.channels.dedup.offer_durable(record, redelivered=redelivered, ahead=ahead):
+        while not self.intake.offer_durable(record, redelivered=redelivered, ahead=ahead):
             await inbox.wait_for_room()
             await asyncio.sleep(0 if inbox.room else REFUSED_PAUSE)  # closed and full: until we are closed too
-        batch.note(record, is_held=self.endpoint.read_state.is_held(record.identity))
+        batch.note(record, is_held=self.intake.read_state.is_held(record.identity))
 
     def _tell_lost(self, lost: Lost) -> None:
         if lost in self._told:
@@ -419,7 +418,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
             start, through, count = min(start or before, before), max(through, newest), None
         batch = self._batch(lambda: self._numbers_settled(frame.series, first, last))
         recovered = await self._recover(start - 1, through, count, batch)
-        self.endpoint.events.emit("gap", FrameGap(frame.series, first, last, start - 1, through, count, recovered))
+        self.intake.events.emit("gap", FrameGap(frame.series, first, last, start - 1, through, count, recovered))
         self._all_offered(batch)
 
     async def _recover(
@@ -430,7 +429,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         for record in await self.channels.backfill.owed_between(after, through):
             own = record.sender == self.identity.id
             there += own_count or not own
-            surfaced += not own and record.seq not in self.endpoint.read_state.known
+            surfaced += not own and record.seq not in self.intake.read_state.known
             await self._offer(record, batch)
         if count is not None and there < count:
             self._report(
@@ -444,7 +443,7 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
                     "not in the log",
                 )
             )
-            await self.endpoint.events.handled("notice")
+            await self.intake.events.handled("notice")
         return surfaced
 
     # --- settling ---
@@ -473,22 +472,20 @@ class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):
         self._numbers_settled(frame.series, frame.number)
         if self.numbers.is_whole(frame.series, frame.number):
             for channel, seq in batch.reached.items():
-                self.endpoint.read_state.channel(channel).frames_reached(seq)
+                self.intake.read_state.channel(channel).frames_reached(seq)
         self._save()  # before the broker forgets the frame: whoever is killed now gets it again, and knows it
         self.pending.acknowledge(held)
 
     def _save(self) -> None:
         """A state file that cannot be written costs repetitions after a restart, and no message."""
         try:
-            self.endpoint.read_state.save()
+            self.intake.read_state.save()
         except OSError as error:
-            self._report(
-                UnhealthyError(f"{self.endpoint.read_state.path} cannot be written ({error}): make room for it")
-            )
+            self._report(UnhealthyError(f"{self.intake.read_state.path} cannot be written ({error}): make room for it"))
 
     def _numbers_settled(self, series: str, first: int, last: int | None = None) -> None:
         self.numbers.settle(series, first, last)
-        self.endpoint.read_state.note_frames(self.numbers.settled_through())
+        self.intake.read_state.note_frames(self.numbers.settled_through())
 
     async def _close(self) -> None:
         self.channels.memberships.frames = None

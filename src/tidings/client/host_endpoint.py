@@ -19,8 +19,7 @@ from typing import Any
 
 from tidings.client.host_endpoint_tasks import EARLY_PAUSE, LONG_POLL, HostTasks
 from tidings.client.host_http import HostClient, Json, ServerEvent, path_part
-from tidings.client.host_session_file import SessionFile
-from tidings.client.host_session_source import SessionSource
+from tidings.client.host_session import SessionFile, SessionSource
 from tidings.client.incoming import Events, Inbox, Incoming, Past
 from tidings.client.interface import AgentInterface, Agents, Left, Receipt
 from tidings.client.membership import Joined
@@ -43,8 +42,7 @@ from tidings.errors import (
 )
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
-from tidings.wire.ids import new_id
-from tidings.wire.message import Mention, Part, Priority, check_list, check_said, write_parts
+from tidings.wire.message import Mention, Part, Priority, check_list, check_said, new_id, write_parts
 from tidings.wire.names import unmarked
 from tidings.wire.roster import Agent, Status
 from tidings.wire.states import ReceiptStage

@@ -23,7 +23,6 @@ from urllib.parse import quote, urlencode
 
 import h11
 
-from tidings.client.host_sockets import socket_path
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConfigError,
@@ -342,3 +341,8 @@ class _Lines:
             self._data.append(value)
         elif name == "id" and value.isdigit():
             self._row = int(value)
+
+
+def socket_path(home: Path) -> Path:
+    """Where the host of a home listens: spelled one way, because sessions are proven for it."""
+    return Path(os.path.realpath(home)) / "run" / "host.sock"

@@ -18,8 +18,7 @@ from typing import Any, Literal
 from tidings.client.notices import unheard_of
 from tidings.errors import DeliveryLost, LogRegressed, UsageError
 from tidings.wire.message import Mention, Message, Part, Priority, Sender
-from tidings.wire.names import is_channel
-from tidings.wire.patterns import covers
+from tidings.wire.names import covers, is_channel
 from tidings.wire.roster import Attention, Level
 
 Kind = Literal["channel", "direct"]

@@ -28,8 +28,8 @@ from tidings.model.rulebook import Timeline
 from tidings.nats.client import Connection
 from tidings.util.task_ends import end_tasks
 from tidings.wire.envelope import ClaimedOrigin
-from tidings.wire.headers import Fields
 from tidings.wire.links import read_mail_origin
+from tidings.wire.records import Fields
 from tidings.wire.rulings import Link
 
 log = logging.getLogger(__name__)

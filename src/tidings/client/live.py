@@ -14,9 +14,9 @@ from collections.abc import Callable
 from functools import partial
 
 from tidings.client.connection import AgentConnection
+from tidings.client.intake import Intake
 from tidings.client.membership import Hole, LocalMembership, Memberships
-from tidings.client.read_state import ReadState
-from tidings.client.records import Dedup, LiveCopy, RecordOpener
+from tidings.client.records import LiveCopy
 from tidings.errors import DeniedError
 from tidings.nats.client import TOO_MANY_SUBSCRIPTIONS, Connection
 from tidings.nats.core import Msg
@@ -80,21 +80,19 @@ class LiveCopies:
     def __init__(
         self,
         connection: AgentConnection,
-        opener: RecordOpener,
-        read_state: ReadState,
         memberships: Memberships,
-        dedup: Dedup,
+        intake: Intake,
         catch_up: Callable[[LocalMembership], None],
     ) -> None:
         self.connection = connection
-        self.opener = opener
-        self.read_state = read_state
+        self.opener = intake.opener
+        self.read_state = intake.read_state
         self.memberships = memberships
-        self.dedup = dedup
+        self.intake = intake
         self.arrivals = Arrivals()
         self._catch_up = catch_up
-        if opener.links is not None:
-            opener.links.on_learned.append(self._judge_again)
+        if self.opener.links is not None:
+            self.opener.links.on_learned.append(self._judge_again)
 
     async def subscribe(self, connection: Connection, membership: LocalMembership) -> None:
         """Subscribe and know whether the broker allows it: its refusal comes before the answer to a flush."""
@@ -182,7 +180,7 @@ class LiveCopies:
         if copy.record is None:
             return
         ahead = self.memberships.is_ahead(membership)
-        if self.dedup.offer(copy.record, contiguous=membership.contiguous, ahead=ahead):
+        if self.intake.offer(copy.record, contiguous=membership.contiguous, ahead=ahead):
             return
         # There is no room for it: it is in the log, and is read again when there is. What comes now waits for it.
         membership.contiguous = False

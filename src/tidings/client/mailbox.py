@@ -21,19 +21,18 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from tidings.client.connection import AgentConnection
+from tidings.client.intake import Intake
+from tidings.client.session_lease import SessionLease
 from tidings.errors import TidingsError
 from tidings.nats.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM, DeliveryInfo, handed_out, parse_delivery
 from tidings.nats.client import Connection, status_of
 from tidings.nats.errors import NatsError
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks, undisturbed
-from tidings.wire.headers import Headers
-
-if TYPE_CHECKING:
-    from tidings.client.endpoint import Endpoint
+from tidings.wire.records import Headers
 
 T = TypeVar("T", bound=tuple[Any, ...])
 #: bytes of one pull: what the broker keeps for a connection that is slow to read is twice this
@@ -226,10 +225,11 @@ class AgentMailbox(Generic[T]):
     #: does what a known error kept from being handed over come again in this session? Else with the next one
     _declines = False
 
-    def __init__(self, endpoint: Endpoint, stream: str, consumer: str) -> None:
-        self.endpoint = endpoint
-        self.connection = endpoint.connection
-        self.identity = endpoint.identity
+    def __init__(self, session: SessionLease, intake: Intake, stream: str, consumer: str) -> None:
+        self.session = session
+        self.intake = intake
+        self.connection = session.connection
+        self.identity = self.connection.identity
         self.pending = PendingAcks(self.connection, self._start)
         self._stream, self._consumer = stream, consumer
         self._arrived: asyncio.Queue[T] = asyncio.Queue()
@@ -326,10 +326,10 @@ class AgentMailbox(Generic[T]):
     @property
     def _is_over(self) -> bool:
         """Is it closed, or another session's?"""
-        return self._closed or self.endpoint.session.superseded.is_set()
+        return self._closed or self.session.superseded.is_set()
 
     def _report(self, error: BaseException) -> None:
-        self.endpoint.events.emit("error", error)
+        self.intake.events.emit("error", error)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -14,8 +14,8 @@ import msgspec
 from tidings.client.notices import Cause, Gap
 from tidings.client.read_state import ReadState
 from tidings.client.records import LiveCopy
-from tidings.wire.ids import new_id
-from tidings.wire.patterns import covers
+from tidings.wire.message import new_id
+from tidings.wire.names import covers
 from tidings.wire.roster import Backstop
 
 

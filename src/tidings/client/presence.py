@@ -21,7 +21,7 @@ from tidings.client.roster import Roster
 from tidings.errors import TidingsError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.util.task_ends import end_tasks
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings.wire.roster import Attention, Beat, Level, Mode, Status
 
 #: beats per time to live, rounded down: two may be lost before the steward takes us for offline

@@ -50,9 +50,8 @@ from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import ExtensionPart, Message
 from tidings.wire.names import check_role_address, role_parts
-from tidings.wire.seal import is_sealed, open_sealed, seal_message
-from tidings.wire.task_seal import TASK_PART, is_sealed_task, open_task, seal_task
-from tidings.wire.times import moment
+from tidings.wire.records import moment
+from tidings.wire.seal import TASK_PART, is_sealed, is_sealed_task, open_sealed, open_task, seal_message, seal_task
 
 Kind = Literal["chat", "dm", "task"]
 #: what the steward's services call the stream of each kind

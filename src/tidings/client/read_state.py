@@ -24,9 +24,8 @@ from itertools import islice
 from pathlib import Path
 
 from tidings.client.state_file import Journal, KeptAs, SavedState
-from tidings.wire.marks import Stamp
-from tidings.wire.names import is_channel
-from tidings.wire.patterns import covers
+from tidings.wire.names import covers, is_channel
+from tidings.wire.records import Stamp
 
 RUNS_KEPT = 16_384
 MARKS_KEPT = 32
@@ -229,28 +228,19 @@ class ChannelState:
     def position(self) -> Position:
         return Position(self.through, frozenset(self.beyond))
 
-    def surface(self, seq: int, *, contiguous: bool, shown: bool = True) -> None:
-        """`contiguous`: nothing of this channel lies between what was seen and this record. Not `shown`: it is known,
-        and the application does not get it."""
+    def see(self, seq: int, *, contiguous: bool) -> None:
+        """This record was seen. `contiguous`: nothing of its channel lies between what was seen before and it."""
+        if seq <= self.through:
+            return
         if not contiguous:
             self.beyond.add(seq)
-        elif seq > self.through:
-            self.through = seq
-            if self.beyond:
-                self.beyond = {each for each in self.beyond if each > seq}
-        if shown:
-            self.open.append(seq)
-            self.newest = max(self.newest, seq)
+            return
+        self.through = seq
+        if self.beyond:
+            self.beyond = {each for each in self.beyond if each > seq}
 
-    def surface_backfilled(self, seq: int) -> None:
-        """A record inside a hole: `through` may be beyond it already, and stays where it is."""
-        if seq > self.through:
-            self.beyond.add(seq)
-        self.open.append(seq)
-        self.newest = max(self.newest, seq)
-
-    def surface_durable(self, seq: int) -> None:
-        """A durable copy says nothing of what else was seen."""
+    def deliver(self, seq: int) -> None:
+        """The application gets this record, and has to settle it."""
         self.open.append(seq)
         self.newest = max(self.newest, seq)
 
@@ -313,9 +303,8 @@ class ReadState:
         self._unsettled: dict[Identity, int] = {}
         #: what happened since the state file was written
         self._journal = Journal(path)
-        #: log sequence -> channel of what was handed out and not settled: by a process before this one, and by this one
+        #: log sequence -> channel of what was handed out and not settled, by this process or one before it
         self.handed: dict[int, str] = {}
-        self._out: dict[int, str] = {}
         #: channel -> the newest that a process before this one surfaced, for channels that are not known yet
         self._newest: dict[str, int] = {}
         #: direct messages have sequences of their own, so they are held by identity
@@ -429,7 +418,7 @@ class ReadState:
         self.known = Sequences()
         self.numbers = {}
         self.kept_as, self.reads_again, self._dirty = None, True, True
-        for memory in (self._identities, self.handed, self._out, self._newest):
+        for memory in (self._identities, self.handed, self._newest):
             memory.clear()
 
     def first_time(self, identity: tuple[str, str]) -> bool:
@@ -449,12 +438,13 @@ class ReadState:
 
     def hold(self, seq: int, identity: Identity) -> None:
         """Surfaced, not settled: it must come again after a crash."""
+        self.first_time(identity)
         self._unsettled[identity] = seq
         self.known.add(seq)
 
     def hand_out(self, channel: str, seq: int) -> None:
         """The application has it now: if it comes again, that is said."""
-        self._out[seq] = channel
+        self.handed[seq] = channel
         if self.path is not None:
             self._journal.note_handed(channel, seq)
 
@@ -471,7 +461,6 @@ class ReadState:
         self._dirty = True
         if self._unsettled.pop(identity, None) is not None:
             self.handed.pop(seq, None)
-            self._out.pop(seq, None)
             if self.path is not None:
                 self._journal.note_settled(channel, seq)
             self.on_settled(identity)
@@ -513,7 +502,7 @@ class ReadState:
             reads_again=self.reads_again,
             marks=[*self.marks.own, *self.marks.stamps],
         ).write(self.path)
-        self._journal.restart(self.handed | self._out)
+        self._journal.restart(self.handed)
         self._dirty = False
 
     def _newest_unsettled(self, settled: Mapping[str, int]) -> dict[str, int]:

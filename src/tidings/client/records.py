@@ -1,11 +1,9 @@
-"""Records on their way to an application: opened, verified, and surfaced once, whichever copy of one comes first.
+"""Records on their way to an application: opened and verified, whatever they came in.
 
 A message comes live, from the log, inside a hole, or as a durable copy. All become the same `LiveRecord`, so what is
 surfaced live and what is read back speak of the same sequence; what does not verify is counted by reason and never
 surfaced. What came over a link may have to wait until the links of the space are known: then it is `UNDECIDED`, and
-opened again later. A message is known by its sequence and by (sender, id); one's own are never surfaced. Every way in
-answers False when there is no room: then nothing was noted, and whoever offered it offers it again. Where copies come
-from, and when to offer again, is not known here.
+opened again later. What becomes of a record is `intake.py`'s part.
 """
 
 from __future__ import annotations
@@ -13,20 +11,17 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from enum import Enum
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 
 from tidings.client.links import Judge, LinkTable
-from tidings.client.read_state import ChannelState, ReadState
 from tidings.nats.core import Msg
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.frames import FrameRecord
-from tidings.wire.headers import Fields, fields_of, read_copy
-from tidings.wire.marks import record_mark
 from tidings.wire.message import Message
+from tidings.wire.records import Fields, fields_of, parse_time, read_copy, record_mark
 from tidings.wire.subjects import Subjects
-from tidings.wire.times import parse_time
 
 
 class LiveRecord(msgspec.Struct, frozen=True):
@@ -130,91 +125,3 @@ class RecordOpener:
             return record
         space = self.links.space_name(opened.link, opened.origin, seq)
         return msgspec.structs.replace(record, origin=opened.origin, space=space)
-
-
-class Surface(Protocol):
-    """Hand a record to the application; False when there is no room for it."""
-
-    def __call__(
-        self,
-        record: LiveRecord,
-        /,
-        *,
-        historical: bool = False,
-        late: bool = False,
-        ahead: bool = False,
-        redelivered: bool = False,
-        durable: bool = False,
-    ) -> bool: ...
-
-
-class Dedup:
-    """What was surfaced at one endpoint, asked and noted."""
-
-    def __init__(self, own_id: str, read_state: ReadState, refused: Counter[str], surface: Surface) -> None:
-        self.own_id = own_id
-        self.read_state = read_state
-        self._refused = refused
-        self._surface = surface
-
-    def offer(self, record: LiveRecord, *, contiguous: bool, **flags: bool) -> bool:
-        """A copy in the order of the log. `contiguous`: nothing lies between what was seen of its channel and it."""
-        memory = self.read_state
-        state = memory.channel(record.channel)
-        if not state.is_new(record.seq) or record.seq in memory.known:
-            return True
-        shown = False
-        if record.sender == self.own_id:
-            memory.known.add(record.seq)  # never surfaced, and nothing to fetch a block of durable copies for
-        else:
-            shown = memory.first_time(record.identity)
-            if not shown:
-                self._refused["repeated"] += 1
-            elif not self._hand_over(record, state, **flags):
-                return False
-        state.surface(record.seq, contiguous=contiguous, shown=shown)
-        memory.marks.saw(record.seq, record.mark)
-        return True
-
-    def offer_backfilled(self, record: LiveRecord, *, historical: bool) -> bool:
-        """A record that others of its channel have passed."""
-        memory = self.read_state
-        if memory.first_time(record.identity):
-            state = memory.channel(record.channel)
-            if not self._hand_over(record, state, historical=historical):
-                return False
-            state.surface_backfilled(record.seq)
-            memory.marks.saw(record.seq, record.mark)
-        return True
-
-    def offer_durable(self, record: LiveRecord, *, redelivered: bool, ahead: bool = False) -> bool:
-        """A durable copy. A copy in the application's hands stays the only one: whoever offers this one waits until
-        that was settled."""
-        memory = self.read_state
-        if record.sender == self.own_id or memory.is_known(record.seq):
-            return True
-        if not memory.first_time(record.identity):
-            self._refused["repeated"] += 1
-            return True
-        state = memory.channel(record.channel)
-        if not self._hand_over(record, state, redelivered=redelivered, durable=True, ahead=ahead):
-            return False
-        state.surface_durable(record.seq)
-        memory.marks.saw(record.seq, record.mark)
-        return True
-
-    def _hand_over(self, record: LiveRecord, state: ChannelState, *, redelivered: bool = False, **flags: bool) -> bool:
-        """`late` if a newer one of its channel was surfaced before, `redelivered` if it was itself: by whichever
-        process, as far as it is remembered."""
-        memory = self.read_state
-        again = redelivered or record.seq in memory.handed
-        shown = False
-        try:
-            shown = self._surface(record, late=record.seq < state.newest, redelivered=again, **flags)
-        finally:
-            if not shown:
-                memory.forget(record.identity)
-        if not shown:
-            return False
-        memory.hold(record.seq, record.identity)
-        return True

@@ -14,18 +14,18 @@ import base64
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tidings.client.direct_mailbox import DirectMailbox
 from tidings.client.incoming import Incoming
+from tidings.client.receipts import tell
 from tidings.client.records import UNDECIDED
 from tidings.errors import DeadLetter, DeniedError, TidingsError, UnreachableError, UsageError
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
+from tidings.wire.records import parse_time
 from tidings.wire.roster import Agent
-from tidings.wire.times import parse_time
-
-if TYPE_CHECKING:
-    from tidings.client.endpoint import Endpoint
+from tidings.wire.states import ReceiptStage
 
 #: before the steward is asked again
 RETRY = Backoff(1.0, 60.0)
@@ -55,8 +55,11 @@ class Retry:
 class Redelivery:
     """What the program of one endpoint gave back."""
 
-    def __init__(self, endpoint: Endpoint, retry: Retry) -> None:
-        self.endpoint = endpoint
+    def __init__(self, direct: DirectMailbox, retry: Retry) -> None:
+        self.direct = direct
+        self.connection, self.roster = direct.connection, direct.session.roster
+        self.intake = direct.intake
+        self.intake.nak = self.take
         self.retry = retry
         #: letters that were fetched to be tried again and are in the application's hands
         self._fetched: set[str] = set()
@@ -65,7 +68,7 @@ class Redelivery:
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetching: asyncio.Task[None] | None = None
         self._begun = False
-        endpoint.roster.on_own_row.append(self._on_row)
+        self.roster.on_own_row.append(self._on_row)
 
     async def take(self, incoming: Incoming, delay: float | None, error: str) -> None:
         """A message the application is done with for now."""
@@ -77,7 +80,7 @@ class Redelivery:
 
     async def _again(self, incoming: Incoming, pause: float) -> None:
         await asyncio.sleep(pause)
-        await self.endpoint.hand_over(
+        await self.intake.put(
             replace(incoming, attempt=incoming.attempt + 1, redelivered=True, _settled=False, _returned=False)
         )
 
@@ -96,7 +99,7 @@ class Redelivery:
         delays, is_told = RETRY.delays(), False
         while True:
             try:
-                await self.endpoint.connection.call(
+                await self.connection.call(
                     "dead",
                     "put",
                     kind=incoming.kind,
@@ -109,12 +112,12 @@ class Redelivery:
             except TidingsError as failure:
                 if not is_told and not isinstance(failure, UnreachableError):
                     is_told = True
-                    self.endpoint.events.emit("error", failure)
+                    self.intake.events.emit("error", failure)
                 await asyncio.sleep(next(delays))
                 continue
             break
         await incoming._bury()
-        self.endpoint.events.emit("error", told)
+        self.intake.events.emit("error", told)
 
     # --- letters that are wanted again ---
 
@@ -122,7 +125,7 @@ class Redelivery:
         """This program receives from now on, so what is wanted again is for it."""
         if not self._begun:
             self._begun = True
-            row = self.endpoint.roster.get(self.endpoint.id)
+            row = self.roster.get(self.connection.identity.id)
             if row is not None:
                 self._on_row(row)
 
@@ -140,7 +143,7 @@ class Redelivery:
         while asked != self._asked:
             asked = self._asked
             try:
-                answer = await self.endpoint.connection.call("dead", "wanted")
+                answer = await self.connection.call("dead", "wanted")
             except TidingsError:
                 asked = 0
                 await asyncio.sleep(RETRY.first)
@@ -154,7 +157,7 @@ class Redelivery:
         try:
             incoming = await self.opened(line)
         except TidingsError as error:
-            self.endpoint.events.emit("error", error)
+            self.intake.events.emit("error", error)
             return
         if incoming is None:
             return
@@ -164,10 +167,10 @@ class Redelivery:
         async def settle() -> None:
             self._fetched.discard(ref)
             with suppress(TidingsError):  # it stays wanted, and comes again with the next program
-                await self.endpoint.connection.call("dead", "drop", letter=ref)
+                await self.connection.call("dead", "drop", letter=ref)
             if incoming.kind == "direct":
                 with suppress(TidingsError):
-                    await self.endpoint.tell_read(incoming.kept)
+                    await tell(self.connection, [incoming.kept], ReceiptStage.READ)
             if self._more:
                 self._fetch_soon()
 
@@ -176,7 +179,7 @@ class Redelivery:
 
         incoming.redelivered = incoming.durable = True
         incoming._settle, incoming._keep, incoming._buried, incoming._nak = settle, None, forget, self.take
-        await self.endpoint.hand_over(incoming)
+        await self.intake.put(incoming)
 
     async def opened(self, line: dict[str, Any]) -> Incoming | None:
         """The message of a letter, verified like any other; None if it is no longer there."""
@@ -186,11 +189,11 @@ class Redelivery:
         if line["kind"] == "direct":
             block, payload = base64.b64decode(record["headers"]), base64.b64decode(record["payload"])
             stored = record["seq"], parse_time(record["time"])
-            return await self.endpoint._direct.reopened(record["subject"], block, payload, *stored)
-        opener = self.endpoint.opener
+            return await self.direct.reopened(record["subject"], block, payload, *stored)
+        opener = self.intake.opener
         while (opened := opener.stored(record)) is UNDECIDED:
             await opener.learn_links(int(record["seq"]))
-        return self.endpoint._incoming(opened, historical=False) if opened is not None else None
+        return self.intake.incoming(opened) if opened is not None else None
 
     # --- life ---
 

@@ -30,7 +30,7 @@ from tidings.client.roster import Roster
 from tidings.errors import ConfigError, DeniedError, Reconnecting, TidingsError
 from tidings.nats.jwt import decode, expiry_of
 from tidings.util.task_ends import end_tasks
-from tidings.wire.patterns import covers_any
+from tidings.wire.names import covers_any
 from tidings.wire.roster import Agent
 from tidings.wire.subjects import Chat
 

@@ -33,8 +33,8 @@ from tidings.errors import (
 from tidings.nats.client import Connection
 from tidings.server.steward_keys import followed_key
 from tidings.util.task_ends import end_tasks
-from tidings.wire.headers import Headers
 from tidings.wire.message import Mention
+from tidings.wire.records import Headers
 from tidings.wire.roster import Agent, Attention, Backstop, Delta, open_delta
 
 RETRY_PAUSE = 1.0

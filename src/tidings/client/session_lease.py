@@ -23,7 +23,7 @@ from tidings.errors import OutcomeUnknown, Superseded, TidingsError, Unreachable
 from tidings.nats.errors import NatsError
 from tidings.rpc.control import request_body
 from tidings.util.task_ends import end_tasks
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings.wire.roster import Agent
 
 #: how often the steward hears that a session is held, per time to live of presence

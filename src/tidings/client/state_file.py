@@ -19,7 +19,7 @@ import msgspec
 
 from tidings.errors import ConfigError
 from tidings.util.private_files import write_private
-from tidings.wire.marks import Stamp
+from tidings.wire.records import Stamp
 
 
 class Handed(NamedTuple):

@@ -44,15 +44,12 @@ from tidings.util.task_ends import end_tasks
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.envelope import Received, open_record
-from tidings.wire.headers import Headers
-from tidings.wire.ids import new_id
-from tidings.wire.message import Message, Sender, check_said
+from tidings.wire.message import Message, Sender, check_said, new_id
 from tidings.wire.names import check_role
-from tidings.wire.seal import open_sealed, seal_message
+from tidings.wire.records import Headers, seconds_of
+from tidings.wire.seal import is_sealed_task, open_sealed, open_task, seal_message
 from tidings.wire.states import TaskStatus
 from tidings.wire.subjects import Task
-from tidings.wire.task_seal import is_sealed_task, open_task
-from tidings.wire.times import seconds_of
 
 if TYPE_CHECKING:
     from tidings.client.endpoint import Endpoint

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812  how Spark's own documentat
 
 from tidings.model.projection import Table
 from tidings.model.rulebook import Timeline
-from tidings.wire.patterns import pattern_regex
+from tidings.wire.names import pattern_regex
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -20,8 +20,8 @@ from tidings.errors import LeaseLost
 from tidings.nats.jetstream_api import EXPECT_SEQUENCE, ApiError, stored_seq
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.util.failpoints import reach
-from tidings.wire.headers import encode_headers
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
+from tidings.wire.records import encode_headers
 
 #: of one batch, in messages and in bytes; the broker takes 1,000
 BATCH = 500

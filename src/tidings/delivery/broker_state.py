@@ -18,8 +18,7 @@ from tidings.nats.jetstream_blocking import BlockingJetStream
 from tidings.server.lease import DeliverLease
 from tidings.server.state import Entry, StateApi
 from tidings.wire.records import StoredRecord
-from tidings.wire.state_keys import StateKey
-from tidings.wire.subjects import Subjects
+from tidings.wire.subjects import StateKey, Subjects
 
 MAILBOX_FRAMES = 64
 #: shares of DLV: above the first the fullest mailboxes are emptied until the second is reached

@@ -12,7 +12,7 @@ from typing import Any
 
 from tidings.delivery.folders import CheckpointFolder
 from tidings.errors import UnhealthyError
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 VERSION = "v1"
 #: in this order a checkpoint is written: what a batch will be, then that it is done

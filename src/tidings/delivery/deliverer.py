@@ -36,7 +36,7 @@ from tidings.model.planning import (
 from tidings.model.projection import Table
 from tidings.model.unread import UnreadWindow
 from tidings.util.failpoints import reach
-from tidings.wire.block_refs import is_by_reference
+from tidings.wire.frames import is_by_reference
 
 #: beyond every sequence
 NEVER = 2**62

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 
 from tidings.errors import StoreBroken
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 LOG = "_delta_log"
 HINT = f"{LOG}/_last_checkpoint"

@@ -29,7 +29,7 @@ from tidings.delivery.delta_log import DeltaLog, local_folder
 from tidings.delivery.delta_rows import Filters, TableFiles
 from tidings.delivery.storage import for_table
 from tidings.errors import ConfigError, ConflictError, OutcomeUnknown, StoreBroken, StoreError
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 KIB, MIB = 1024, 1024**2
 #: how often a commit is tried again from the newest snapshot; deltalake itself tries each 15 times

@@ -18,7 +18,7 @@ import pyarrow as pa
 from tidings.model.blocks import BlockInfo, Cuts, MadeBlock, cut_blocks
 from tidings.model.classify import Classifier, Deliverable, Poison, Void
 from tidings.model.rulebook import Rulebook
-from tidings.wire.block_refs import ref_size
+from tidings.wire.frames import ref_size
 from tidings.wire.records import StoredRecord
 from tidings.wire.subjects import Subjects
 

@@ -37,10 +37,9 @@ from tidings.model.unread import UnreadWindow
 from tidings.server.lease import DeliverLease
 from tidings.server.log import ruling_steps
 from tidings.util.private_files import own_secret
-from tidings.wire.block_refs import SECRET_BYTES, BlockSealer
+from tidings.wire.frames import SECRET_BYTES, BlockSealer
 from tidings.wire.records import StoredRecord
-from tidings.wire.state_keys import StateKey
-from tidings.wire.subjects import Subjects
+from tidings.wire.subjects import StateKey, Subjects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

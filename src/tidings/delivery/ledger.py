@@ -35,7 +35,7 @@ from tidings.errors import ConflictError, StoreBroken, StoreError, TidingsError
 from tidings.model.classify import Poison
 from tidings.model.deferred import DebtEvent, Debts, EventKind
 from tidings.model.planning import Counter, Delivered
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 log = logging.getLogger(__name__)
 #: events that the holder of the deliver lease writes: a commit of one who was replaced is refused

@@ -30,7 +30,7 @@ from tidings.nats.core import Auth, anonymous
 from tidings.nats.errors import AuthRefused
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.nats.jwt import signed, split_credentials
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 
 #: seconds a server has to answer
 TIMEOUT = 5.0

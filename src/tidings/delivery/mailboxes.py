@@ -14,8 +14,7 @@ from tidings.model.blocks import BlockInfo, MadeBlock
 from tidings.model.planning import FramePlan, Plan
 from tidings.nats.jetstream_blocking import BlockingJetStream
 from tidings.server.lease import DeliverLease
-from tidings.wire.block_refs import BlockSealer
-from tidings.wire.frames import HEAD_HEADER, encode_frame, frame_id
+from tidings.wire.frames import HEAD_HEADER, BlockSealer, encode_frame, frame_id
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from tidings.nats.errors import ConnectionGone
 from tidings.nats.jetstream_api import ApiError, stored_seq
 from tidings.nats.jetstream_blocking import WorkerConnection
 from tidings.util.failpoints import reach
-from tidings.wire.headers import encode_headers
+from tidings.wire.records import encode_headers
 
 #: what one connection may have on its way
 MAX_IN_FLIGHT = 512

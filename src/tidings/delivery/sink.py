@@ -32,7 +32,7 @@ from tidings.errors import UnhealthyError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream_api import EXPECT_SUBJECT, fence
 from tidings.nats.jetstream_blocking import WorkerConnection
-from tidings.wire.headers import encode_headers
+from tidings.wire.records import encode_headers
 
 KNOWN = ("url", "name", *Login.NAMES, "subject", "order", "maxInFlight", "leaseSubject", "leaseSeq")
 Pairs = tuple[tuple[str, str], ...]

@@ -27,8 +27,7 @@ from tidings.delivery.source_options import SourceOptions
 from tidings.delivery.stream_reader import StreamReader, StreamState
 from tidings.errors import LogGap, LogRegressed
 from tidings.nats.jetstream_api import EPOCH_KEY
-from tidings.wire.headers import fields_of
-from tidings.wire.records import Missing, Page, StoredRecord
+from tidings.wire.records import Missing, Page, StoredRecord, fields_of
 
 _MICROSECONDS = pa.timestamp("us", tz="UTC")
 _MAP = pa.map_(pa.string(), pa.list_(pa.string()))

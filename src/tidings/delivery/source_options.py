@@ -16,7 +16,7 @@ from tidings.delivery.login import Login, checked_url
 from tidings.delivery.options import GivenOptions
 from tidings.delivery.stream_reader import API, StreamLocation, StreamReader, StreamState
 from tidings.errors import UsageError
-from tidings.wire.times import parse_time
+from tidings.wire.records import parse_time
 
 EARLIEST, LATEST = "earliest", "latest"
 KNOWN = (

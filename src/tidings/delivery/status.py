@@ -21,8 +21,7 @@ from tidings.server.state import Entry, StateApi
 from tidings.util.private_files import check_private
 from tidings.wire import rulings
 from tidings.wire.records import StoredRecord
-from tidings.wire.state_keys import StateKey
-from tidings.wire.subjects import Subjects
+from tidings.wire.subjects import StateKey, Subjects
 
 #: a beat older than this is no life: the lease passes on after six seconds, and two cores may be busy
 SILENCE = 15.0

@@ -24,7 +24,6 @@ from tidings.host.fingerprint import Kind, fingerprint_of
 from tidings.host.outbox_views import OutboxRow
 from tidings.wire import message as wire
 from tidings.wire import strict_json
-from tidings.wire.ids import is_message_id
 from tidings.wire.message import (
     MAX_MENTIONS,
     MAX_PARTS,
@@ -35,11 +34,11 @@ from tidings.wire.message import (
     Part,
     Sender,
     TextPart,
+    is_message_id,
 )
 from tidings.wire.names import MAX_TOKEN, check_channel, is_agent_id, role_parts, split_role
 from tidings.wire.roster import Agent
-from tidings.wire.seal import is_sealed, open_sealed
-from tidings.wire.task_seal import is_sealed_task, open_task, readers_of
+from tidings.wire.seal import is_sealed, is_sealed_task, open_sealed, open_task, readers_of
 
 #: a body may spell its characters in six bytes each; what does not fit a message is found when it is composed
 MAX_BODY = 2 * 1024 * 1024

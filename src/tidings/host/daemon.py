@@ -28,7 +28,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tidings.client.host_sockets import socket_path
+from tidings.client.host_http import socket_path
 from tidings.errors import DeniedError, HostRuns, SpaceBusy, TidingsError
 from tidings.host.claims import Claims
 from tidings.host.host import Host

@@ -18,7 +18,7 @@ from tidings.client.publishing import Kind
 from tidings.errors import NotLookedFor, UnreachableError
 from tidings.host.outbox import Lane, OutboxRow, OutboxStore
 from tidings.host.outbox_views import COLUMNS, as_row
-from tidings.wire.ids import id_time_ms
+from tidings.wire.message import id_time_ms
 
 #: the broker knows a message id for ten minutes; what is younger than this is within that
 WINDOW_MS = 8 * 60_000

@@ -58,10 +58,9 @@ from tidings.util.database import Database
 from tidings.util.failpoints import reach
 from tidings.util.task_ends import end_tasks
 from tidings.wire import message as wire
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
-from tidings.wire.message import Mention, Sender
+from tidings.wire.message import Mention, Sender, new_id
 from tidings.wire.names import role_parts
+from tidings.wire.signing import KeyPair
 from tidings.wire.states import ReceiptStage
 
 __all__ = ["AgentHealth", "Changed", "Host", "Scope"]

@@ -165,7 +165,7 @@ class Receiver:
         await self.end()
         self.error, self._endpoint = None, endpoint
         self._note_kept()
-        endpoint.keep_aside, endpoint.tells_delivered = self._keep_aside, False
+        endpoint.intake.keep_aside, endpoint.intake.tells_delivered = self._keep_aside, False
         self._untold.set()
         self._overflowed.set()  # what the run before did not tell
         work = (self._receive, self._tell, self._tell_overflow, self._follow_channels)

@@ -29,7 +29,7 @@ from tidings.host.inbox import InboxRow, Wanted
 from tidings.host.routes_operator import health_of
 from tidings.host.sessions import HostSession
 from tidings.util.task_ends import end_tasks
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 
 KEEPALIVE = 15.0
 #: a reader that takes nothing for so long is cut

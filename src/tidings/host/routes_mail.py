@@ -17,8 +17,8 @@ from tidings.host.compose import MAX_BODY, SendRequest, read_request
 from tidings.host.http_api import ApiRoute, Scoped
 from tidings.host.inbox import InboxRow, Wanted
 from tidings.host.routes_operator import health_of
-from tidings.wire.keys import KeyPair
 from tidings.wire.names import is_agent_id
+from tidings.wire.signing import KeyPair
 from tidings.wire.states import READER_STAGES, ReceiptStage
 
 Json = dict[str, Any]

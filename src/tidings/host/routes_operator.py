@@ -18,7 +18,7 @@ import msgspec
 
 from tidings.admin.home import SpaceHome
 from tidings.admin.identity import Identity
-from tidings.client.host_proof import is_proven
+from tidings.client.host_session import is_proven
 from tidings.errors import AmbiguousPeer, ConfigError, DeniedError, NoSession, StoreError, UsageError
 from tidings.host.http_api import ApiRoute, AppState, Asked, Scoped
 from tidings.host.registry import Scope, Source, check_source, identity_of

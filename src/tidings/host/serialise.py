@@ -14,10 +14,10 @@ from tidings.errors import WireError
 from tidings.host.inbox import Aside, InboxRow
 from tidings.host.outbox_views import OutboxRow
 from tidings.wire import message as wire
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import Mention
 from tidings.wire.names import short_id
 from tidings.wire.seal import is_sealed, open_sealed
+from tidings.wire.signing import KeyPair
 from tidings.wire.states import ReceiptStage
 
 Json = dict[str, Any]

@@ -1,6 +1,6 @@
 """Who speaks to the host: sessions, each of exactly one agent of one space, opened by proving that agent's key.
 
-    challenge -> proof by the agent's key (`client/host_proof.py`) -> token -> every request states it
+    challenge -> proof by the agent's key (`client/host_session.py`) -> token -> every request states it
 
 A nonce is good once and for 30 seconds. Of a token only its hash is kept, in the database, so a session outlives a
 restart of the host; it ends when it is told to, or after 30 days without use. What it may see is its scope and nothing
@@ -24,7 +24,7 @@ from typing import Any
 from tidings.errors import HostBusy, NoSession
 from tidings.host.registry import Scope
 from tidings.util.database import Database
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 CHALLENGE_SECONDS = 30.0
 MOST_SESSIONS = 10_000

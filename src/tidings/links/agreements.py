@@ -14,9 +14,9 @@ from tidings.links.definition import LinkDefinition
 from tidings.links.link_store import LinkRow
 from tidings.nats.jwt import split_credentials
 from tidings.util.private_files import read_private
-from tidings.wire.keys import seed_bytes
 from tidings.wire.links import authorization_epoch
 from tidings.wire.rulings import Link
+from tidings.wire.signing import seed_bytes
 
 SECRET_BYTES = 32
 

@@ -33,7 +33,7 @@ from tidings.wire.digests import (
     bucket_of,
     is_day,
 )
-from tidings.wire.ids import is_message_id
+from tidings.wire.message import is_message_id
 from tidings.wire.names import is_agent_id, is_channel
 
 #: ids in an answer that says there are more: fewer would only make questions

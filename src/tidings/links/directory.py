@@ -1,9 +1,9 @@
 """Who is in the spaces that a space is linked with, as functions of a connection to the ledger.
 
 Kept for each peer, not for each agreement: a name stays pinned to its key when the terms change. What is kept was
-verified; which names stand for whom follows from it and from the pins (`wire/people.py` `sort_people`). How far the
-peer's access records were read is beside it, under the epoch and the key that held then. Keys are public, so any peer
-can state any: a key is of the peer that stated it first, and what another one says of it counts for nothing.
+verified; which names stand for whom follows from it and from the pins (`wire/link_exchange.py` `sort_people`). How far
+the peer's access records were read is beside it, under the epoch and the key that held then. Keys are public, so any
+peer can state any: a key is of the peer that stated it first, and what another one says of it counts for nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tidings.errors import ConflictError, PageRefused, UnknownPeer
-from tidings.wire.people import MOST_PEOPLE, Person, Sorted, sort_people
+from tidings.wire.link_exchange import MOST_PEOPLE, Person, Sorted, sort_people
 
 #: keys that were agents there and are told of, so that what is on its way to them can come to an end
 MOST_GONE = 500

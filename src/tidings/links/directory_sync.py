@@ -22,7 +22,7 @@ from tidings.links import directory as book
 from tidings.links.directory import Passing, PeerPlace, ReadThrough
 from tidings.links.link_store import BookedLink
 from tidings.server.steward_keys import followed_key
-from tidings.wire.people import PEOPLE_PER_PAGE, PeoplePage, Person, read_people, read_statement
+from tidings.wire.link_exchange import PEOPLE_PER_PAGE, PeoplePage, Person, read_people, read_statement
 from tidings.wire.rulings import Link
 from tidings.wire.subjects import Subjects
 

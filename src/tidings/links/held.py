@@ -25,7 +25,7 @@ from tidings.wire.digests import (
     bucket_of,
     item_hash,
 )
-from tidings.wire.patterns import covers_any
+from tidings.wire.names import covers_any
 
 
 class Greeted(Protocol):

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from tidings.links.directory import PeerPlace
-from tidings.wire.ids import is_message_id
-from tidings.wire.link_mail import CLAIMS_AT_ONCE
-from tidings.wire.marks import Stamp
+from tidings.wire.link_exchange import CLAIMS_AT_ONCE
+from tidings.wire.message import is_message_id
+from tidings.wire.records import Stamp
 
 #: rows of a peer that are kept, and milliseconds for which they are: longer than any space keeps unread mail
 MOST_ROWS, KEPT_FOR = 50_000, 60 * 86_400_000

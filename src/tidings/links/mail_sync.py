@@ -36,7 +36,7 @@ from tidings.links.directory_sync import AskedSteward
 from tidings.links.link_store import BookedLink
 from tidings.links.mail_store import HandledMail, MailKey, MailLooked, MailState
 from tidings.util.failpoints import reach
-from tidings.wire.link_mail import (
+from tidings.wire.link_exchange import (
     CLAIMS_AT_ONCE,
     MAIL_PER_PAGE,
     RECEIPTS_AT_ONCE,
@@ -45,7 +45,7 @@ from tidings.wire.link_mail import (
     read_mail,
 )
 from tidings.wire.links import MailOrigin, mail_origin_field
-from tidings.wire.marks import Stamp
+from tidings.wire.records import Stamp
 from tidings.wire.rulings import Link
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.states import ReceiptStage

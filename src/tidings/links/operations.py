@@ -39,7 +39,7 @@ from tidings.links.source import PeerSource
 from tidings.links.spaces import SharedLog
 from tidings.links.store_file import open_store
 from tidings.util.database import Database
-from tidings.wire.people import Person
+from tidings.wire.link_exchange import Person
 from tidings.wire.rulings import Link
 
 #: seconds for which a link is waited for that has something to handle before it is compared

@@ -40,7 +40,7 @@ from tidings.rpc.control import request_body
 from tidings.util.private_files import read_private, write_private
 from tidings.util.task_ends import end_tasks
 from tidings.wire.digests import BucketsAnswer, Digest, DigestAnswer, IdsAnswer
-from tidings.wire.link_pages import LONGEST, read_page, read_records
+from tidings.wire.link_exchange import LONGEST, read_page, read_records
 from tidings.wire.links import LinkedRecord, LinkPage, Token
 from tidings.wire.operations import MOST
 from tidings.wire.subjects import LINK_SERVICE, Subjects

@@ -38,12 +38,12 @@ from tidings.links.directory_sync import AskedSteward
 from tidings.links.link_store import BookedLink
 from tidings.links.task_store import BookedTask, OpenTasks
 from tidings.util.failpoints import reach
-from tidings.wire.link_tasks import AGE_HEADER, PART_BYTES, TASKS_PER_PAGE, LinkedTask, read_tasks
+from tidings.wire.link_exchange import AGE_HEADER, PART_BYTES, TASKS_PER_PAGE, LinkedTask, read_tasks
 from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.rulings import Link
+from tidings.wire.seal import readers_of
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.states import TaskCause, TaskStatus
-from tidings.wire.task_seal import readers_of
 
 #: open tasks of one link here, of one asker of it, and for one role
 MOST_OPEN, MOST_EACH, MOST_OF_ROLE = 64, 16, 32

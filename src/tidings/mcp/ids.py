@@ -16,7 +16,7 @@ from tidings.client.host_endpoint import HostEndpoint
 from tidings.client.interface import Agents
 from tidings.client.message_json import Json
 from tidings.errors import UnknownMessage, UnknownPeer, UsageError
-from tidings.wire.ids import is_message_id
+from tidings.wire.message import is_message_id
 from tidings.wire.names import is_agent_id
 
 #: of a message, 12 hexadecimal digits: the last group of a UUID, random; of an agent, 55 bits of its public key

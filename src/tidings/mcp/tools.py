@@ -29,7 +29,7 @@ from tidings.mcp.presenting import moment, neutral, neutral_data, on_a_line, quo
 from tidings.mcp.updates import News
 from tidings.mcp.window import Receipts, fitting
 from tidings.wire import message as wire
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings.wire.states import TaskStatus
 
 #: clients give up a call after a minute

@@ -10,11 +10,10 @@ from tidings.mcp import answers
 from tidings.mcp.answers import in_words
 from tidings.mcp.ids import short
 from tidings.mcp.presenting import Fence, moment, neutral, neutral_data, on_a_line, quoted
-from tidings.wire.names import is_channel
-from tidings.wire.patterns import covers_any
+from tidings.wire.names import covers_any, is_channel
+from tidings.wire.records import seconds_of
 from tidings.wire.roster import Agent
 from tidings.wire.states import ReceiptStage
-from tidings.wire.times import seconds_of
 
 
 def next_steps(unread: bool, roles: Sequence[str], held: Sequence[str], to_join: Sequence[str]) -> list[str]:

@@ -13,10 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tidings.model.classify import Deliverable
-from tidings.wire.block_refs import ref_size
-from tidings.wire.frames import MAX_BLOCK_BYTES, MAX_FRAME_MESSAGES, encode_block, encode_seqs, raw_size
-from tidings.wire.names import is_channel
-from tidings.wire.patterns import covers
+from tidings.wire.frames import MAX_BLOCK_BYTES, MAX_FRAME_MESSAGES, encode_block, encode_seqs, raw_size, ref_size
+from tidings.wire.names import covers, is_channel
 
 Cuts = Sequence[tuple[int, str]]
 

@@ -16,11 +16,9 @@ from tidings.errors import WireError
 from tidings.model.rulebook import Rulebook
 from tidings.wire import message as wire_message
 from tidings.wire.frames import FrameRecord
-from tidings.wire.headers import Fields, Headers, read_plain_block, refused_headers, values_of
 from tidings.wire.links import HOPS_HEADER, ORIGIN_HEADER, read_origin
-from tidings.wire.message import MAX_PAYLOAD
-from tidings.wire.plain_message import Addressed, read_plain
-from tidings.wire.records import StoredRecord
+from tidings.wire.message import MAX_PAYLOAD, Addressed, read_plain
+from tidings.wire.records import Fields, Headers, StoredRecord, read_plain_block, refused_headers, values_of
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Chat, Ruling, Subjects, Via
 

@@ -18,8 +18,7 @@ from itertools import chain, islice
 
 from tidings.model.blocks import BlockInfo
 from tidings.model.deferred import Debts, Lane, Loss
-from tidings.wire.block_refs import is_by_reference
-from tidings.wire.frames import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, MAX_FRAME_REFS, Lost
+from tidings.wire.frames import MAX_FRAME_BYTES, MAX_FRAME_MESSAGES, MAX_FRAME_REFS, Lost, is_by_reference
 
 #: bytes of DLV and BLK one batch may write
 BATCH_BYTES = 256 * 1024 * 1024

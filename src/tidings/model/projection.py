@@ -21,8 +21,7 @@ from tidings.model.membership import Interval, MembershipIntervals
 from tidings.model.rulebook import Rulebook, Timeline
 from tidings.model.view import TableView, view_of
 from tidings.wire import rulings, subjects
-from tidings.wire.names import is_channel
-from tidings.wire.patterns import covers, covers_any
+from tidings.wire.names import covers, covers_any, is_channel
 from tidings.wire.rulings import Access, Channel, ChannelClass, Lease, Link, Member, Space
 from tidings.wire.signing import SIGNATURE_HEADER
 

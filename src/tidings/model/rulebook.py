@@ -13,8 +13,7 @@ from typing import Final, Generic, TypeVar, cast
 
 from tidings.errors import UsageError
 from tidings.wire.envelope import Admits, ClaimedOrigin
-from tidings.wire.names import is_channel
-from tidings.wire.patterns import covers_any
+from tidings.wire.names import covers_any, is_channel
 from tidings.wire.rulings import Access, Channel, ChannelClass, Defaults, Link, Space
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from msgspec import Struct
 from tidings.errors import ConflictError, DeniedError
 from tidings.util.backoff import Backoff
 from tidings.wire.message import ExtensionPart, Message
+from tidings.wire.seal import TASK_PART
 from tidings.wire.states import TaskStatus
-from tidings.wire.task_seal import TASK_PART
 
 MAX_ATTEMPTS = 5
 DEFAULT_DEADLINE = 3_600.0

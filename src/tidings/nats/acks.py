@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidings.wire.headers import Headers
+from tidings.wire.records import Headers
 
 #: seconds after which an unacknowledged delivery comes again
 ACK_WAIT = 30.0

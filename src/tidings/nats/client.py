@@ -17,7 +17,7 @@ from tidings.nats.aio import Callbacks, Connection
 from tidings.nats.core import Auth, Msg
 from tidings.nats.jwt import signed, split_credentials
 from tidings.util.private_files import check_private, read_private
-from tidings.wire.headers import Headers
+from tidings.wire.records import Headers
 
 __all__ = ["TOO_MANY_SUBSCRIPTIONS", "Connection", "close_quietly", "connect", "status_of"]
 

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from tidings.errors import BrokerUnreachable, ConflictError, LogGap, LogRegressed, OutcomeUnknown, TidingsError
 from tidings.nats.core import status_of
 from tidings.nats.errors import NatsError, NoResponders, NotConnected, PublishDenied, Unwritable
-from tidings.wire.records import Missing, Page, StoredRecord
-from tidings.wire.times import parse_time
+from tidings.wire.records import Missing, Page, StoredRecord, parse_time
 
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"

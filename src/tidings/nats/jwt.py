@@ -18,7 +18,7 @@ from typing import Any
 from tidings.errors import WireError
 from tidings.nats.core import Auth
 from tidings.nats.errors import AuthRefused
-from tidings.wire.keys import KeyPair, verify
+from tidings.wire.signing import KeyPair, verify
 
 UNLIMITED = -1
 #: activations are made anew with every token of an account, and are the same each time

@@ -13,7 +13,7 @@ from typing import Any
 from tidings.errors import ERRORS_BY_CODE, BrokerUnreachable, OutcomeUnknown, StewardUnreachable, TidingsError
 from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError, NoResponders
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings.wire.subjects import Subjects
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tidings.nats.jwt import Claims, Permissions, UserLimits
-from tidings.wire.state_keys import StateKey
 from tidings.wire.subjects import (
     ADMISSION_SERVICE,
     AGENT_SERVICES,
@@ -22,6 +21,7 @@ from tidings.wire.subjects import (
     INVITATION_SERVICE,
     LINK_SERVICE,
     RULING_KINDS,
+    StateKey,
     StreamKind,
     Subjects,
 )

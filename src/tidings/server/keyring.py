@@ -15,7 +15,7 @@ from tidings.errors import UsageError
 from tidings.nats import jwt
 from tidings.server import grants
 from tidings.util.private_files import private_dir, read_private, write_private
-from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair
+from tidings.wire.signing import ACCOUNT, OPERATOR, KeyPair
 from tidings.wire.subjects import Subjects
 
 ADMIN_SECONDS = 300

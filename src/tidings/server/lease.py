@@ -32,12 +32,10 @@ from tidings.nats.jetstream_blocking import BlockingJetStream
 from tidings.server.state import Entry, StateApi
 from tidings.server.streams import gate_steps
 from tidings.wire import rulings
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
+from tidings.wire.message import new_id
 from tidings.wire.records import StoredRecord
-from tidings.wire.signing import SIGNATURE_HEADER
-from tidings.wire.state_keys import StateKey
-from tidings.wire.subjects import Subjects
+from tidings.wire.signing import SIGNATURE_HEADER, KeyPair
+from tidings.wire.subjects import StateKey, Subjects
 
 #: looks at the beat of a holder within twice its time to live
 LOOKS = 10

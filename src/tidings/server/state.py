@@ -2,7 +2,7 @@
 
 Every write is a compare-and-set on the key's own revision, so two writers never overwrite each other unseen. `StateApi`
 has the rules without I/O, for the steward's event loop (`StateBucket`) and for the pipeline's driver alike. Its keys
-are in `wire/state_keys.py`.
+are in `wire/subjects.py`.
 """
 
 from __future__ import annotations

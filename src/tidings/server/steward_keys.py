@@ -11,8 +11,8 @@ from tidings.errors import MalformedRecord
 from tidings.model.projection import Table
 from tidings.nats.jetstream import StoredRecord
 from tidings.server.log import log_record
+from tidings.wire.records import parse_time
 from tidings.wire.subjects import Subjects
-from tidings.wire.times import parse_time
 
 
 class FollowedKey(NamedTuple):

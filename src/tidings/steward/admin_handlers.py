@@ -25,10 +25,9 @@ from tidings.steward.signing_key import SigningKey
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.unread import UnreadMail
 from tidings.steward.writer import ADMIN, RulingWriter
-from tidings.wire.names import check_agent_id
-from tidings.wire.patterns import covers_any
+from tidings.wire.names import check_agent_id, covers_any
 from tidings.wire.rulings import Access, Member, Space
-from tidings.wire.state_keys import StateKey
+from tidings.wire.subjects import StateKey
 
 ACK_WAIT_NS = int(ACK_WAIT * 1_000_000_000)
 #: a space that waits for an archive that nobody runs removes nothing, until it is full

@@ -28,12 +28,10 @@ from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster_service import RosterService
 from tidings.steward.writer import Completed, RulingWriter
 from tidings.wire.links import channel_map
-from tidings.wire.marks import Stamp
 from tidings.wire.message import MAX_MENTIONS
-from tidings.wire.names import check_channel, check_pattern
-from tidings.wire.patterns import covers_any, covers_pattern, may_meet
+from tidings.wire.names import check_channel, check_pattern, covers_any, covers_pattern, may_meet
+from tidings.wire.records import Stamp, record_time, seconds_of
 from tidings.wire.rulings import Channel, Link, Member
-from tidings.wire.times import record_time, seconds_of
 
 #: two subscriptions each, and a connection has at most 1,000
 MAX_MEMBERSHIPS = 480

@@ -14,7 +14,7 @@ from typing import Any
 
 from tidings.server.state import Entry, StateBucket
 from tidings.wire.roster import Backstop
-from tidings.wire.state_keys import StateKey
+from tidings.wire.subjects import StateKey
 
 BEAT_KEY, FLOOR_KEY, FIGURES_KEY = StateKey.DELIVER_BEAT, StateKey.DELIVER_FLOOR, StateKey.DELIVER_FIGURES
 LOOK_EVERY = 1.0

@@ -28,10 +28,9 @@ from tidings.steward.intervals import Intervals
 from tidings.wire.envelope import ClaimedOrigin, Received, Refused, open_record
 from tidings.wire.links import read_origin
 from tidings.wire.names import foreign_name, is_channel
+from tidings.wire.records import moment
 from tidings.wire.rulings import Access
-from tidings.wire.subjects import Subjects, Via
-from tidings.wire.tags import tag
-from tidings.wire.times import moment
+from tidings.wire.subjects import Subjects, Via, tag
 
 #: seconds between two requests to start a broker again that stores nothing
 RESTART_EVERY = 20.0

@@ -26,10 +26,9 @@ from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.task_handlers import task_seq
 from tidings.steward.tasks import TaskQueues
 from tidings.wire.envelope import Received
-from tidings.wire.names import role_parts
-from tidings.wire.patterns import covers_any
+from tidings.wire.names import covers_any, role_parts
+from tidings.wire.records import moment
 from tidings.wire.states import TaskCause, TaskStatus
-from tidings.wire.times import moment
 
 LONGEST_ERROR = 500
 #: letters, and bytes of their messages, in one answer to a program that fetches what is wanted

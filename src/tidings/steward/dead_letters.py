@@ -26,7 +26,7 @@ from tidings.steward.context import SpaceContext
 from tidings.steward.retention import RECORD_OVERHEAD, stored_size
 from tidings.steward.shares import share_of
 from tidings.steward.store_watch import StoreWatch
-from tidings.wire.headers import values_of
+from tidings.wire.records import values_of
 
 HEADER = "Td-Dead"
 #: of a small stream, for one agent: well below where a full one loses the oldest of everybody

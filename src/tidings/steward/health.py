@@ -36,8 +36,8 @@ from tidings.steward.tasks import TaskQueues
 from tidings.steward.voids import VoidWatch
 from tidings.steward.write_probe import WriteProbe
 from tidings.wire.operations import describe
+from tidings.wire.records import moment
 from tidings.wire.subjects import AGENT_SERVICES
-from tidings.wire.times import moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

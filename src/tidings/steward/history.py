@@ -25,10 +25,9 @@ from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.marks import Marks
 from tidings.steward.requests import Answer, ControlRequest, handles
-from tidings.wire.names import check_pattern, is_channel
-from tidings.wire.patterns import covers, covers_any
+from tidings.wire.names import check_pattern, covers, covers_any, is_channel
+from tidings.wire.records import record_time
 from tidings.wire.subjects import Chat, Via
-from tidings.wire.times import record_time
 
 MAX_PAGE = 200
 MAX_BYTES = 256 * 1024

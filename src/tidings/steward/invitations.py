@@ -32,10 +32,10 @@ from tidings.errors import (
 from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.requests import Answer, ControlRequest, Idle, handles
 from tidings.wire.invitations import acceptance
-from tidings.wire.keys import sealed_for, verify
 from tidings.wire.names import check_agent_id, check_agent_name
 from tidings.wire.operations import ACCEPT_WAIT
 from tidings.wire.rulings import Access
+from tidings.wire.signing import sealed_for, verify
 
 #: seconds until an administrator has answered; whoever asked asks again
 PATIENCE = ACCEPT_WAIT

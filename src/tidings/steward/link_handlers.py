@@ -40,10 +40,10 @@ from tidings.wire.digests import (
     is_day,
     payload_hash,
 )
-from tidings.wire.link_pages import page_fields, record_row
+from tidings.wire.link_exchange import page_fields, record_row
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
-from tidings.wire.marks import Stamp, record_mark
 from tidings.wire.names import check_channel
+from tidings.wire.records import Stamp, record_mark
 from tidings.wire.rulings import Link
 
 #: payloads of a page, and half of the answer that they are in; one record may be larger

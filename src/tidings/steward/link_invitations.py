@@ -30,9 +30,9 @@ from tidings.errors import ConflictError, DeniedError
 from tidings.steward.context import SpaceContext
 from tidings.steward.invitations import InvitationHandlers
 from tidings.steward.requests import Answer, ControlRequest, handles
-from tidings.wire.keys import sealed_for, verify
 from tidings.wire.link_terms import SignedAcceptance, asking, read_offer, signature_bytes
 from tidings.wire.names import check_agent_id
+from tidings.wire.signing import sealed_for, verify
 
 
 @dataclass(frozen=True, slots=True)

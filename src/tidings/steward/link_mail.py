@@ -33,8 +33,7 @@ from tidings.steward.link_records import in_a_line, links_on
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.receipts import Key, ReceiptStore
 from tidings.steward.requests import Answer, ControlRequest, handles
-from tidings.wire.ids import is_message_id
-from tidings.wire.link_mail import (
+from tidings.wire.link_exchange import (
     MAIL_PER_PAGE,
     TOLD_STAGES,
     LinkedMail,
@@ -42,8 +41,9 @@ from tidings.wire.link_mail import (
     read_claims,
     read_receipts,
 )
-from tidings.wire.marks import Stamp, record_mark
+from tidings.wire.message import is_message_id
 from tidings.wire.names import check_agent_id
+from tidings.wire.records import Stamp, record_mark
 from tidings.wire.states import ReceiptStage
 from tidings.wire.subjects import Direct
 

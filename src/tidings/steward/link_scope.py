@@ -15,13 +15,10 @@ import msgspec
 from tidings.errors import MalformedMessage
 from tidings.model.rulebook import Rulebook
 from tidings.wire import message as wire_message
-from tidings.wire.headers import Fields, read_plain_block, refused_headers, values_of
 from tidings.wire.links import LinkedRecord, read_origin
-from tidings.wire.marks import record_mark
-from tidings.wire.message import MAX_PAYLOAD
-from tidings.wire.patterns import covers_any, covers_pattern
-from tidings.wire.plain_message import read_plain
-from tidings.wire.records import StoredRecord
+from tidings.wire.message import MAX_PAYLOAD, read_plain
+from tidings.wire.names import covers_any, covers_pattern
+from tidings.wire.records import Fields, StoredRecord, read_plain_block, record_mark, refused_headers, values_of
 from tidings.wire.rulings import Link
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Chat, Subjects, Via

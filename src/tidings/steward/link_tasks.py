@@ -34,14 +34,14 @@ from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.tasks import TaskQueues
 from tidings.wire import message as wire
-from tidings.wire.headers import values_of
-from tidings.wire.ids import is_message_id
-from tidings.wire.link_tasks import LONGEST_AGE, TASKS_PER_PAGE, LinkedTask, ToldTask, read_told_tasks
+from tidings.wire.link_exchange import LONGEST_AGE, TASKS_PER_PAGE, LinkedTask, ToldTask, read_told_tasks
+from tidings.wire.message import is_message_id
 from tidings.wire.names import check_agent_id, check_role, role_parts
+from tidings.wire.records import values_of
+from tidings.wire.seal import MOST_READERS, readers_of
 from tidings.wire.signing import SIGNATURE_HEADER, verifies
 from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.subjects import Task
-from tidings.wire.task_seal import MOST_READERS, readers_of
 
 #: bytes of an answer with tasks or results; one may be larger
 PAGE_BYTES = 256 * 1024

@@ -17,7 +17,7 @@ from tidings.nats.errors import NatsError
 from tidings.steward.context import SpaceContext
 from tidings.steward.link_records import links_on
 from tidings.steward.link_scope import minimal
-from tidings.wire.patterns import covers_any
+from tidings.wire.names import covers_any
 from tidings.wire.rulings import Link
 from tidings.wire.subjects import Chat, Via
 

@@ -1,9 +1,9 @@
 """Agents of linked spaces: our own are stated to a space that may know them, and theirs are kept for ours to reach.
 
 Statements are made when they are asked for, by the link record in force then, and signed for that link alone
-(`wire/people.py`). What our own worker verified of another space is in memory here, and it hands it over again when a
-steward starts. It shows as rows `bob@acme` of the roster, while the link is on and shares its roster. A key belongs to
-one space: one that is an agent of ours, or of a space that stated it before, is nobody of another.
+(`wire/link_exchange.py`). What our own worker verified of another space is in memory here, and it hands it over again
+when a steward starts. It shows as rows `bob@acme` of the roster, while the link is on and shares its roster. A key
+belongs to one space: one that is an agent of ours, or of a space that stated it before, is nobody of another.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.link_records import links_on
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster_service import RosterService
-from tidings.wire.keys import KeyPair
-from tidings.wire.names import check_agent_id, check_agent_name, check_role, foreign_name, shown_space
-from tidings.wire.patterns import covers_any
-from tidings.wire.people import (
+from tidings.wire.link_exchange import (
     MOST_PEOPLE,
     MOST_ROLES,
     PEOPLE_PER_PAGE,
@@ -34,8 +31,10 @@ from tidings.wire.people import (
     Statement,
     state,
 )
+from tidings.wire.names import check_agent_id, check_agent_name, check_role, covers_any, foreign_name, shown_space
 from tidings.wire.roster import Agent
 from tidings.wire.rulings import Link
+from tidings.wire.signing import KeyPair
 
 #: questions for statements that are answered at the same time: of one link, and of all
 EACH, AT_ONCE = 1, 2

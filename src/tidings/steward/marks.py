@@ -24,7 +24,7 @@ from tidings.nats.jetstream_api import EPOCH_KEY
 from tidings.server.streams import set_epoch
 from tidings.steward.context import now
 from tidings.util.private_files import private_dir, read_plain, write_private
-from tidings.wire.marks import Stamp, record_mark
+from tidings.wire.records import Stamp, record_mark
 from tidings.wire.subjects import Subjects
 
 KEPT = 1_000

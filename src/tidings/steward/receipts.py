@@ -28,8 +28,8 @@ from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.requests import Answer, ControlRequest, Idle, handles
 from tidings.wire.names import check_agent_id
 from tidings.wire.operations import RECEIPT_WAIT
+from tidings.wire.records import moment, seconds_of
 from tidings.wire.states import READER_STAGES, ReceiptStage
-from tidings.wire.times import moment, seconds_of
 
 #: in place of a reader, in the key of a channel message that no reader shows
 NOBODY = "void"

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from tidings.errors import MalformedMessage, TidingsError, UsageError
 from tidings.wire import strict_json
-from tidings.wire.ids import is_message_id
+from tidings.wire.message import is_message_id
 from tidings.wire.operations import COUNT, COUNTS, FIELD, FLAG, MOST, NUMBER, OPERATIONS, ROWS, TEXTS, Kind
+from tidings.wire.records import parse_time
 from tidings.wire.subjects import SERVICES, Control, Subjects
-from tidings.wire.times import parse_time
 
 MAX_REQUEST = 128 * 1024
 Answer = Mapping[str, Any]

@@ -26,7 +26,7 @@ from tidings.server.state import StateBucket
 from tidings.server.streams import GateState
 from tidings.steward.context import SpaceContext
 from tidings.wire.rulings import Space
-from tidings.wire.state_keys import StateKey
+from tidings.wire.subjects import StateKey
 
 STEP = 100_000
 RECORD_OVERHEAD = 34

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from tidings.wire.records import moment
 from tidings.wire.roster import Agent, Beat
 from tidings.wire.rulings import Access
-from tidings.wire.times import moment
 
 #: bytes of rows in one delta or page
 PAGE_BYTES = 256 * 1024

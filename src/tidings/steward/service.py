@@ -71,7 +71,7 @@ from tidings.steward.write_probe import WriteProbe
 from tidings.steward.writer import RulingWriter
 from tidings.util.private_files import read_private
 from tidings.util.task_ends import end_tasks
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import (
     ADMIN_SERVICE,
     ADMISSION_SERVICE,
@@ -79,8 +79,8 @@ from tidings.wire.subjects import (
     INVITATION_SERVICE,
     LINK_SERVICE,
     Subjects,
+    tag,
 )
-from tidings.wire.tags import tag
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from tidings.steward.receipts import ReceiptStore
 from tidings.steward.retention import stored_size
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.task_store import MSG_ID
-from tidings.wire.headers import values_of
+from tidings.wire.records import values_of
 from tidings.wire.states import ReceiptStage
 from tidings.wire.subjects import Direct, Task
 

@@ -22,8 +22,8 @@ from tidings.server.log import log_record
 from tidings.steward.context import now
 from tidings.steward.writer import RulingWriter
 from tidings.util.private_files import read_private, write_private
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
+from tidings.wire.message import new_id
+from tidings.wire.signing import KeyPair
 
 log = logging.getLogger(__name__)
 

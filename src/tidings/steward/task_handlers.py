@@ -20,12 +20,12 @@ from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.roster import RosterTable
 from tidings.steward.tasks import TaskQueues
 from tidings.wire import message as wire
-from tidings.wire.ids import is_message_id
+from tidings.wire.message import is_message_id
 from tidings.wire.names import check_role, check_role_address, role_parts
 from tidings.wire.operations import TASK_WAIT
+from tidings.wire.records import moment
 from tidings.wire.signing import verifies
 from tidings.wire.states import TaskCause, TaskStatus
-from tidings.wire.times import moment
 
 
 class TaskHandlers:

@@ -37,10 +37,10 @@ from tidings.steward.store_watch import StoreWatch
 from tidings.steward.task_store import HoldSlots, TaskRecords
 from tidings.util import failpoints
 from tidings.wire.envelope import Refused
-from tidings.wire.link_tasks import read_age
+from tidings.wire.link_exchange import read_age
+from tidings.wire.seal import readers_of
 from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.subjects import Task
-from tidings.wire.task_seal import readers_of
 
 #: dead letters of one asker above so many bytes that are kept whole
 MOST_DEAD_WHOLE, SMALL_DEAD = 100, 8 * 1024

@@ -25,7 +25,7 @@ from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.server.grants import MAX_MESSAGE
 from tidings.server.state import StateBucket
 from tidings.steward.retention import RECORD_OVERHEAD, stored_size
-from tidings.wire.headers import values_of
+from tidings.wire.records import values_of
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.subjects import Subjects

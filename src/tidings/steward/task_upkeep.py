@@ -16,9 +16,9 @@ from tidings.steward.retention import archive_needs
 from tidings.steward.task_holds import ORPHANED, TaskHolds
 from tidings.steward.task_queue import TaskHandout, TaskIntake
 from tidings.wire.names import role_parts
+from tidings.wire.seal import TASK_PART
 from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.subjects import Task
-from tidings.wire.task_seal import TASK_PART
 
 #: records looked at for deadlines, and tasks buried, in one round
 LOOKED_AT = 2_000

@@ -29,9 +29,9 @@ from tidings.steward.task_holds import TaskHolds
 from tidings.steward.task_queue import TaskHandout, TaskIntake
 from tidings.steward.task_upkeep import QueuedDeadlines, TaskUpkeep
 from tidings.wire.names import role_parts
+from tidings.wire.records import moment
 from tidings.wire.states import TaskStatus
 from tidings.wire.subjects import Task
-from tidings.wire.times import moment
 
 #: requests that wait, of everybody and of one agent: an asker has one for each task it waits for
 PARKED, PARKED_EACH = 4_096, 128

@@ -25,11 +25,11 @@ from tidings.steward.receipts import ReceiptStore
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.tasks import TaskQueues
 from tidings.steward.voids import Void, claimed_id, void_of
-from tidings.wire.ids import id_time_ms, is_message_id
+from tidings.wire.message import id_time_ms, is_message_id
 from tidings.wire.names import check_agent_id, check_channel, check_role_address, is_agent_id
+from tidings.wire.records import moment, record_time, seconds_of
 from tidings.wire.states import ReceiptStage, TaskCause, TaskStatus
 from tidings.wire.subjects import Chat, Direct, Task
-from tidings.wire.times import moment, record_time, seconds_of
 
 #: how far from the time in its id a message is looked for, and how many bytes are looked at
 NEAR = timedelta(minutes=10)

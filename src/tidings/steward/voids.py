@@ -24,10 +24,9 @@ from tidings.steward.context import SpaceContext
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.writer import RulingWriter
 from tidings.wire.envelope import RULED_OUT, Refused, open_record
-from tidings.wire.headers import Headers, values_of
-from tidings.wire.ids import is_message_id
-from tidings.wire.state_keys import StateKey
-from tidings.wire.subjects import Chat, Direct, Subjects
+from tidings.wire.message import is_message_id
+from tidings.wire.records import Headers, values_of
+from tidings.wire.subjects import Chat, Direct, StateKey, Subjects
 
 KEY = StateKey.VOIDS
 #: what one round looks at, of each stream

@@ -20,7 +20,7 @@ from tidings.nats.jetstream_api import NO_STREAM, ApiError
 from tidings.server.disk import DiskReserve
 from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.writer import RulingWriter
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 LOOK_EVERY, PATIENCE = 1.0, 1.5
 #: one token behind the kind: every subject of ours has more, so nobody can write it and no consumer reads it

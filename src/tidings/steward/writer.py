@@ -33,9 +33,8 @@ from tidings.server.log import log_record
 from tidings.server.streams import set_gate
 from tidings.util import failpoints
 from tidings.wire import rulings
-from tidings.wire.keys import KeyPair
 from tidings.wire.rulings import RulingRecord
-from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.signing import SIGNATURE_HEADER, KeyPair
 from tidings.wire.subjects import ChannelSubject, MemberSubject
 
 ATTEMPTS = 5

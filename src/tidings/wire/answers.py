@@ -705,7 +705,7 @@ class AdmissionMailAnswer(TypedDict):
 
 
 class LinkTasksAnswer(TypedDict):
-    """Rows of `wire/link_tasks.py`; `more`: others wait."""
+    """Rows of `wire/link_exchange.py`; `more`: others wait."""
 
     tasks: list[dict[str, Any]]
     more: bool

@@ -19,10 +19,10 @@ from typing import Literal, NamedTuple, get_args
 
 from tidings.errors import MalformedMessage
 from tidings.wire import message as wire_message
-from tidings.wire.headers import Fields, refused_headers, values_of
 from tidings.wire.links import ORIGIN_HEADER, read_mail_origin, read_origin
 from tidings.wire.message import MAX_PAYLOAD, Message
 from tidings.wire.names import role_elsewhere
+from tidings.wire.records import Fields, refused_headers, values_of
 from tidings.wire.signing import SIGNATURE_HEADER, verifies
 from tidings.wire.subjects import Chat, Direct, Subjects, Task, Via
 

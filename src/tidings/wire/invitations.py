@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from tidings.errors import InvalidName, UsageError
-from tidings.wire.keys import ACCOUNT, KeyPair, encode_public, key_of_seed, public_bytes, seed_bytes
 from tidings.wire.names import check_space
+from tidings.wire.signing import ACCOUNT, KeyPair, encode_public, key_of_seed, public_bytes, seed_bytes
 
 VERSION = 1
 #: what can be pasted anywhere

@@ -20,10 +20,10 @@ import msgspec
 
 from tidings.errors import DeniedError, InvalidName, MalformedMessage, UsageError
 from tidings.wire import names, strict_json
-from tidings.wire.keys import KeyPair, public_bytes, verify
 from tidings.wire.links import MOST_HOPS, channel_map
-from tidings.wire.patterns import covers_any, covers_pattern
+from tidings.wire.names import covers_any, covers_pattern
 from tidings.wire.rulings import Count, Switch
+from tidings.wire.signing import KeyPair, public_bytes, verify
 
 #: of an offer or an acceptance: it must fit into a request of whoever was invited
 LONGEST_TEXT: Final = 20_000

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from tidings.errors import InvalidName, UsageError
-from tidings.wire.headers import Fields, values_of
-from tidings.wire.names import check_channel, check_pattern, is_channel
-from tidings.wire.patterns import covers
+from tidings.wire.names import check_channel, check_pattern, covers, is_channel
+from tidings.wire.records import Fields, values_of
 
 if TYPE_CHECKING:
     from tidings.wire.rulings import Link

@@ -16,10 +16,9 @@ from msgspec import Meta
 
 from tidings.errors import MalformedMessage, UsageError
 from tidings.wire import rulings, strict_json
-from tidings.wire.headers import Fields, values_of
-from tidings.wire.keys import KeyPair
 from tidings.wire.names import check_pattern
-from tidings.wire.signing import SIGNATURE_HEADER
+from tidings.wire.records import Fields, values_of
+from tidings.wire.signing import SIGNATURE_HEADER, KeyPair
 from tidings.wire.subjects import Subjects
 
 Status = Literal["idle", "working", "waiting", "offline"]

@@ -15,8 +15,8 @@ import msgspec
 
 from tidings.errors import InvalidName, MalformedMessage, MalformedRecord
 from tidings.wire import names, signing, strict_json
-from tidings.wire.keys import KeyPair, public_bytes
 from tidings.wire.links import MOST_HOPS, channel_map
+from tidings.wire.signing import KeyPair, public_bytes
 
 ChannelClass = Literal["live", "durable"]
 Switch = Literal["on", "off"]

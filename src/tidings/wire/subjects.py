@@ -3,11 +3,14 @@
 `Subjects("main")` builds; `parse` turns a subject back into a typed value, or `None` if it is not exactly one of
 ours. Nothing parses as something it is not: arity, tokens, ids, tags and shards are all checked, so a subject that
 parsed can be trusted to name what it says. Who may publish where is `server/grants.py`; this module only spells.
+The tags in subjects and the keys of the state bucket are spelled here too.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import hmac
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +19,6 @@ from functools import lru_cache
 
 from tidings.errors import InvalidName
 from tidings.wire import names
-from tidings.wire.tags import is_tag
 
 SHARDS = 16
 #: of sealed blocks: so many that a name shares its own with nothing
@@ -414,3 +416,47 @@ def _parse_tail(rest: str) -> Parsed | None:
     kind, *tokens = rest.split(".")
     parser = _PARSERS.get(kind)
     return parser(tokens) if parser else None
+
+
+# --- tags ---
+# Tags: how a pattern or channel appears in a ruling subject without being readable there.
+#
+# An agent can test any subject it can spell with a sequence expectation and the broker answers with the last sequence.
+# So the subject carries a keyed hash that only the steward can compute; the name is in the signed payload.
+
+
+TAG_LENGTH = 26
+SECRET_BYTES = 32
+
+
+def tag(secret: bytes, text: str) -> str:
+    """26 base32 characters of HMAC-SHA256(space secret, pattern or channel name)."""
+    digest = hmac.new(secret, text.encode(), hashlib.sha256).digest()
+    return base64.b32encode(digest).decode()[:TAG_LENGTH]
+
+
+def is_tag(text: str) -> bool:
+    return len(text) == TAG_LENGTH and all(c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567" for c in text)
+
+
+# --- state keys ---
+# The keys of the state bucket `td_state_<space>`: small facts about a space that are not in its log.
+#
+# Each has one writer, or is written by compare-and-set on its revision (`server/state.py`). What the pipeline may read
+# and write of them is in `server/grants.py`.
+
+
+class StateKey(StrEnum):
+    """Keys with a fixed name."""
+
+    STEWARD_BEAT = "beat.steward"
+    DELIVER_BEAT = "beat.deliver"
+    DELIVER_FLOOR = "floor.deliver"
+    DELIVER_FIGURES = "figures.deliver"
+    LOG_FLOOR = "floor.log"
+    #: owner -> DLV sequence through which it had acknowledged everything when its mailbox was emptied: the pipeline
+    #: delivers again what lay above, as far as it is still allowed, and takes the note away
+    EMPTIED = "emptied"
+    ROSTER_SEEN = "roster.seen"
+    ROSTER_ATTENTION = "roster.attention"
+    VOIDS = "voids"

@@ -7,7 +7,7 @@ import pytest
 
 from tidings.admin.agents import Issued, Ledger, as_patterns, parse_agent_file
 from tidings.errors import ConfigError, InvalidName, UsageError
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 
 TEXT = """---
 name: ada

@@ -16,7 +16,7 @@ from tidings.errors import ConfigError
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
 from tidings.supervisor.supervisor import Supervisor, UpOptions
-from tidings.wire.keys import ACCOUNT, OPERATOR
+from tidings.wire.signing import ACCOUNT, OPERATOR
 from tidings.wire.subjects import Subjects
 from tools.generated import seeded_key
 

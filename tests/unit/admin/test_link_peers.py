@@ -8,7 +8,7 @@ import pytest
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.errors import ConfigError
 from tidings.nats import jwt
-from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings.wire.signing import ACCOUNT, KeyPair
 
 LINK = "abcdefghijkl"
 

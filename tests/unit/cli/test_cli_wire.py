@@ -13,7 +13,7 @@ from golden.cast import BOB
 from tidings.cli.main import main
 from tidings.cli.wire import Anchor, judge, read_given
 from tidings.errors import UsageError
-from tidings.wire.headers import encode_headers
+from tidings.wire.records import encode_headers
 
 SHIPPED: dict[str, Any] = json.loads((schema.FOLDER / "vectors.json").read_text())
 IDS = {name: key["id"] for name, key in SHIPPED["keys"].items()}

@@ -11,7 +11,7 @@ from tidings.admin.agents import Issued, Ledger
 from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.cli.main import main
 from tidings.util.private_files import write_private
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tidings.cli import examination
 from tidings.cli.examination import Finding, examine
 from tidings.cli.main import main
 from tidings.util.private_files import private_dir, write_private
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from tidings.links.events import LinkEvent
 from tidings.links.operations import describe
 from tidings.links.worker import event_fields
 from tidings.nats import jwt
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import GapKind, Token
+from tidings.wire.signing import ACCOUNT, KeyPair
 
 HERE, ACME = (KeyPair.generate(ACCOUNT).id for _ in range(2))
 

@@ -1,21 +1,25 @@
 """What a message says of itself, whatever copy came first and however often the program was killed: once, and true."""
 
 import tempfile
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidings.client.incoming import Events, Inbox, Incoming
+from tidings.client.intake import Intake
 from tidings.client.membership import LocalMembership, Memberships
 from tidings.client.read_state import ReadState
-from tidings.client.records import Dedup
+from tidings.client.records import LiveRecord, RecordOpener
 from tidings.client.state_file import Journal, KeptAs
+from tidings.wire.message import Sender, compose
+from tidings.wire.roster import Attention
+from tidings.wire.subjects import Subjects
 
 CHANNELS = ("general", "team.a")
 ME = "me"
+MESSAGE = compose(Sender("U" + "A" * 55, "ada"), text="hello")
 
 
 class Program:
@@ -32,31 +36,32 @@ class Program:
     def start(self) -> None:
         self.read_state = ReadState(self.state)
         self.hands: set[int] = set()
-        self.dedup = Dedup(ME, self.read_state, Counter(), self._surface)
+        presence, events = SimpleNamespace(attention=Attention()), Events()
+        events.on("message", self._hand_out)
+        opener = RecordOpener(Subjects("main"), "space")
+        self.intake = Intake(ME, opener, self.read_state, presence, lambda each: each, Inbox(), events)  # type: ignore[arg-type]
 
-    def _surface(self, record: Any, /, *, late: bool = False, redelivered: bool = False, **_marks: bool) -> bool:
-        earlier = [seq for seq in self.handed if seq % 2 == record.seq % 2]
-        if record.seq in self.settled:
-            self.wrong.append(f"{record.seq} was settled and comes again")
-        if redelivered != (record.seq in self.handed):
-            self.wrong.append(f"{record.seq} says redelivered={redelivered}, handed out were {self.handed}")
-        if late != any(seq > record.seq for seq in earlier):
-            self.wrong.append(f"{record.seq} says late={late}, handed out were {self.handed}")
-        self.handed.append(record.seq)
-        self.hands.add(record.seq)
-        self.read_state.hold(record.seq, record.identity)
-        self.read_state.hand_out(record.channel, record.seq)
-        return True
+    def _hand_out(self, message: Incoming) -> None:
+        seq, late, redelivered = message.seq, message.late, message.redelivered
+        earlier = [each for each in self.handed if each % 2 == seq % 2]
+        if seq in self.settled:
+            self.wrong.append(f"{seq} was settled and comes again")
+        if redelivered != (seq in self.handed):
+            self.wrong.append(f"{seq} says redelivered={redelivered}, handed out were {self.handed}")
+        if late != any(each > seq for each in earlier):
+            self.wrong.append(f"{seq} says late={late}, handed out were {self.handed}")
+        self.handed.append(seq)
+        self.hands.add(seq)
 
     def offer(self, how: str, seq: int) -> None:
         channel, identity = CHANNELS[seq % 2], ("ada", f"message {seq}")
-        record: Any = SimpleNamespace(seq=seq, channel=channel, identity=identity, mark="", sender="ada")
+        record = LiveRecord(seq, 0, channel, "ada", MESSAGE, identity)
         if how == "live":
-            self.dedup.offer(record, contiguous=False)
+            self.intake.offer(record, contiguous=False)
         elif how == "durable":
-            self.dedup.offer_durable(record, redelivered=False)
+            self.intake.offer_durable(record, redelivered=False)
         elif seq not in self.read_state.known:
-            self.dedup.offer_backfilled(record, historical=False)
+            self.intake.offer_backfilled(record, historical=False)
 
     def settle(self, seq: int) -> None:
         if seq in self.hands:

@@ -9,10 +9,10 @@ from tidings.client.directory import NameDirectory
 from tidings.client.incoming import Incoming
 from tidings.client.message_json import message_json, read_message
 from tidings.errors import InvalidName
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import Mention
 from tidings.wire.names import check_agent_name, foreign_name, shown_space
 from tidings.wire.roster import Agent
+from tidings.wire.signing import KeyPair
 
 WEST = OtherSpace("west")
 

@@ -99,7 +99,8 @@ def test_a_state_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 def test_what_frames_bring_lowers_what_may_be_skipped_until_they_have(tmp_path: Path) -> None:
     seen = ReadState(tmp_path / "state").channel("general")
     seen.leave_to_frames(start=100, head=150)
-    seen.surface(160, contiguous=True)
+    seen.see(160, contiguous=True)
+    seen.deliver(160)
     seen.settle(160)
     assert seen.settled_through == 100, "a live copy above says nothing of what frames still bring"
     seen.frames_reached(140)

@@ -13,7 +13,7 @@ from tidings.cli import mcp as command
 from tidings.client import host_endpoint_tasks
 from tidings.client.host_endpoint import HostEndpoint
 from tidings.client.host_http import Json
-from tidings.client.host_session_source import BorrowedSession
+from tidings.client.host_session import BorrowedSession
 from tidings.errors import (
     BrokerUnreachable,
     ConflictError,

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from tidings.client.incoming import Inbox, Incoming
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import Sender, compose
+from tidings.wire.signing import KeyPair
 
 SENDER = Sender(KeyPair.generate().id, "ada")
 

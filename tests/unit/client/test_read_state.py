@@ -6,7 +6,7 @@ import pytest
 
 from tidings.client import read_state
 from tidings.client.read_state import ReadState
-from tidings.wire.marks import Stamp
+from tidings.wire.records import Stamp
 
 
 def remembering() -> ReadState:

@@ -4,9 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.nats.core import status_of
-from tidings.wire.headers import DIRECT_GET_HEADERS, encode_headers, split_block
-from tidings.wire.records import Page
-from tidings.wire.times import parse_time
+from tidings.wire.records import DIRECT_GET_HEADERS, Page, encode_headers, parse_time, split_block
 
 APPENDED = (
     ("Nats-Stream", "LOG_main"),

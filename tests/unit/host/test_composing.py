@@ -22,11 +22,10 @@ from tidings.errors import (
 from tidings.host.compose import DEFAULT_MAX_AGE, Composed, compose_request, read_request
 from tidings.wire import signing
 from tidings.wire.envelope import Received, open_record
-from tidings.wire.ids import new_id
-from tidings.wire.keys import ACCOUNT, KeyPair
-from tidings.wire.message import ArtifactPart, DataPart, ExtensionPart, Mention, TextPart
+from tidings.wire.message import ArtifactPart, DataPart, ExtensionPart, Mention, TextPart, new_id
 from tidings.wire.roster import Agent
 from tidings.wire.seal import open_sealed
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import Subjects
 
 SPACE = KeyPair.generate(ACCOUNT).id

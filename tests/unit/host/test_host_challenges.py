@@ -2,11 +2,10 @@
 
 import pytest
 
-from tidings.client.host_proof import is_proven, proof_bytes, prove
+from tidings.client.host_session import is_proven, proof_bytes, prove
 from tidings.errors import UsageError
 from tidings.host.sessions import CHALLENGE_SECONDS, Challenges
-from tidings.wire.keys import KeyPair
-from tidings.wire.signing import KINDS, signed_bytes
+from tidings.wire.signing import KINDS, KeyPair, signed_bytes
 
 
 def test_a_challenge_is_good_once_and_for_a_while() -> None:

@@ -11,8 +11,8 @@ from tidings.links import directory
 from tidings.links.directory import PeerPlace, ReadThrough
 from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
-from tidings.wire.keys import ACCOUNT, KeyPair
-from tidings.wire.people import Person
+from tidings.wire.link_exchange import Person
+from tidings.wire.signing import ACCOUNT, KeyPair
 
 ACME = PeerPlace(KeyPair.generate(ACCOUNT).id, KeyPair.generate(ACCOUNT).id)
 MALLORY = ACME._replace(peer=KeyPair.generate(ACCOUNT).id)

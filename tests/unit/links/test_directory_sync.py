@@ -4,8 +4,8 @@ import msgspec
 
 from tidings.links.directory_sync import row_pages
 from tidings.steward.requests import MAX_REQUEST
-from tidings.wire.keys import KeyPair
-from tidings.wire.people import PEOPLE_PER_PAGE, Person
+from tidings.wire.link_exchange import PEOPLE_PER_PAGE, Person
+from tidings.wire.signing import KeyPair
 
 
 def test_agents_with_many_roles_are_told_in_pages_that_a_steward_takes() -> None:

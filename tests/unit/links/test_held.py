@@ -16,9 +16,9 @@ from tidings.links.ports import OriginIdentity
 from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
 from tidings.wire.digests import BucketsAnswer, DigestAnswer, IdsAnswer
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
 from tidings.wire.links import LinkedRecord, Token
+from tidings.wire.message import new_id
+from tidings.wire.signing import KeyPair
 
 HERE, PEER = "AHERE", "APEER"
 ADA = KeyPair.generate().id

@@ -15,8 +15,8 @@ from tidings.links.ports import LinkAdmission
 from tidings.links.source import AHEAD_FOR, RENEW_EVERY, PeerSource
 from tidings.nats import jwt
 from tidings.util.private_files import write_private
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import LinkedRecord, Token
+from tidings.wire.signing import ACCOUNT, KeyPair
 
 PAGE: dict[str, Any] = {
     "ok": True,

@@ -10,7 +10,7 @@ from tidings.links import connection as module
 from tidings.links.connection import LinkConnection
 from tidings.nats import jwt
 from tidings.util.private_files import write_private
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 
 
 class Opened:

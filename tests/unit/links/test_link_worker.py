@@ -25,9 +25,9 @@ from tidings.links.store_file import LedgerDatabase, open_store
 from tidings.links.worker import LinkWorker, event_fields
 from tidings.nats import jwt
 from tidings.wire.digests import BucketsAnswer, DigestAnswer, IdsAnswer
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import LinkPage, Token
 from tidings.wire.rulings import Link
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import Subjects
 from tidings_testing.waiting import eventually
 

@@ -11,10 +11,10 @@ from tidings.links.directory import PeerPlace, ReadThrough
 from tidings.links.mail_store import HandledMail, MailLooked, MailState
 from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
-from tidings.wire.ids import new_id
-from tidings.wire.keys import ACCOUNT, KeyPair
-from tidings.wire.marks import Stamp
-from tidings.wire.people import Person
+from tidings.wire.link_exchange import Person
+from tidings.wire.message import new_id
+from tidings.wire.records import Stamp
+from tidings.wire.signing import ACCOUNT, KeyPair
 
 PLACE = PeerPlace(KeyPair.generate(ACCOUNT).id, KeyPair.generate(ACCOUNT).id)
 OTHER = PLACE._replace(peer=KeyPair.generate(ACCOUNT).id)

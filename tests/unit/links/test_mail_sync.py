@@ -18,9 +18,9 @@ from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
 from tidings.wire import message as wire_message
 from tidings.wire import signing
-from tidings.wire.keys import ACCOUNT, KeyPair
-from tidings.wire.link_mail import MAIL_PER_PAGE, LinkedMail
+from tidings.wire.link_exchange import MAIL_PER_PAGE, LinkedMail
 from tidings.wire.rulings import Link
+from tidings.wire.signing import ACCOUNT, KeyPair
 
 HERE, THERE = KeyPair.generate(ACCOUNT).id, KeyPair.generate(ACCOUNT).id
 ADA, EVE = KeyPair.generate(), KeyPair.generate()

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from tidings.links.definition import LinkDefinition
 from tidings.links.validation import Admit, Omit, Refuse, judge, order, verified
 from tidings.wire import message as wire_message
-from tidings.wire.keys import KeyPair, key_of_seed
 from tidings.wire.links import MOST_HOPS, LinkedRecord
 from tidings.wire.message import MAX_PAYLOAD, Sender
-from tidings.wire.signing import sign
+from tidings.wire.signing import KeyPair, key_of_seed, sign
 
 ADA, BOB = key_of_seed(b"a" * 32), key_of_seed(b"b" * 32)
 HERE, PEER, BEHIND = "AHERE", "APEER", "ABEHIND"

@@ -7,8 +7,8 @@ import pytest
 from tidings.links.validation import verified
 from tidings.links.verifying import ThreadedVerify, VerifiedAhead
 from tidings.wire import signing
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import LinkedRecord
+from tidings.wire.signing import ACCOUNT, KeyPair
 
 SPACE, ADA = KeyPair.generate(ACCOUNT).id, KeyPair.generate()
 

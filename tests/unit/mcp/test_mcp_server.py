@@ -30,8 +30,7 @@ from tidings.mcp.server import build_server
 from tidings.mcp.updates import Bell, Follower, News
 from tidings.mcp.window import REMEMBERED, Receipts, fitting
 from tidings.wire import message as wire
-from tidings.wire.ids import is_message_id, new_id
-from tidings.wire.message import Sender
+from tidings.wire.message import Sender, is_message_id, new_id
 from tidings.wire.roster import Agent
 from tidings_testing.waiting import eventually
 

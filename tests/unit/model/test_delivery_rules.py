@@ -20,23 +20,22 @@ from tidings.model.planning import FRAME_OVERHEAD, Counter, Plan, by_reference, 
 from tidings.model.projection import Table
 from tidings.model.unread import UnreadWindow
 from tidings.wire import signing
-from tidings.wire.block_refs import MAX_INLINE
 from tidings.wire.envelope import Received, Refused, open_record
 from tidings.wire.frames import (
     MAX_BLOCK_BYTES,
     MAX_FRAME_BYTES,
     MAX_FRAME_MESSAGES,
+    MAX_INLINE,
     Block,
     FrameRecord,
     open_block,
     raw_size,
 )
-from tidings.wire.headers import Headers, encode_headers, values_of
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.message import MAX_PAYLOAD, Mention, Sender, compose
-from tidings.wire.patterns import covers
-from tidings.wire.records import StoredRecord
+from tidings.wire.names import covers
+from tidings.wire.records import Headers, StoredRecord, encode_headers, values_of
 from tidings.wire.rulings import Access, Channel, Link
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tools.generated import GeneratedLog, generate_log, new_log, seeded_key
 
 # --- judging ---

@@ -7,7 +7,7 @@ import pytest
 from tidings.errors import WireError
 from tidings.nats import jwt
 from tidings.server import grants
-from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair
+from tidings.wire.signing import ACCOUNT, OPERATOR, KeyPair
 from tidings.wire.subjects import ADMIN_SERVICE, AGENT_SERVICES, Subjects
 from tools.generated import seeded_key
 

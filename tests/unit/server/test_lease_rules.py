@@ -22,7 +22,7 @@ from tidings.nats.jetstream_api import (
     Steps,
 )
 from tidings.server.lease import LOOKS, DeliverLease, LeaseSteps, StewardLease
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from typing import Any
 
 from tidings.model.rulebook import Rulebook
 from tidings.steward.link_floors import LinkFloors
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.rulings import Link
+from tidings.wire.signing import ACCOUNT, KeyPair
 
 
 def link(name: str) -> Link:

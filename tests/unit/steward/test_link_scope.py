@@ -8,13 +8,12 @@ from tidings.model.rulebook import Rulebook
 from tidings.steward.link_handlers import LogFacts, gap_before_reading
 from tidings.steward.link_scope import MOST_FILTERS, LinkScope, identity_of, minimal
 from tidings.wire import message as wire_message
-from tidings.wire.headers import encode_headers
-from tidings.wire.keys import ACCOUNT, KeyPair
-from tidings.wire.link_pages import page_fields, read_page, record_row
+from tidings.wire.link_exchange import page_fields, read_page, record_row
 from tidings.wire.links import GapKind, LinkedRecord, LinkPage, Token, origin_fields
 from tidings.wire.message import MAX_PAYLOAD
-from tidings.wire.records import StoredRecord
+from tidings.wire.records import StoredRecord, encode_headers
 from tidings.wire.rulings import Access, Link, Space
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import Subjects
 
 MAIN, HERE = Subjects("main"), KeyPair.generate(ACCOUNT).id

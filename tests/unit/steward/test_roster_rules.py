@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tidings.client.directory import resolve_among
 from tidings.errors import AmbiguousPeer, UnknownPeer, UsageError
 from tidings.steward.roster import SESSIONS_KEPT, RosterTable, pages
-from tidings.wire.keys import KeyPair
 from tidings.wire.roster import Agent, Attention, Beat, Delta, open_delta, read_beat, sign_delta
 from tidings.wire.rulings import Access
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 
 ADA, BOB = "UADA", "UBOB"

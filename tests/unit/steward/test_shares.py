@@ -14,7 +14,7 @@ from tidings.steward.intervals import Intervals
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.retention import stored_size
 from tidings.steward.shares import LARGEST_RECORD, Shares, suspects
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 
 MB = 1_000_000

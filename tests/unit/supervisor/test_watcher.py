@@ -16,7 +16,7 @@ from tidings.supervisor import supervisor as supervising
 from tidings.supervisor import watcher as watching
 from tidings.supervisor.supervisor import Supervisor, UpOptions
 from tidings.supervisor.watcher import BURST, IN_TURN, Breach, Watcher
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings_testing.waiting import eventually
 
 

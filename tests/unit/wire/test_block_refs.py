@@ -9,25 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.errors import InvalidName, MalformedFrame
-from tidings.wire.block_refs import (
-    MAX_INLINE,
-    BlockSealer,
-    SealedBlock,
-    is_by_reference,
-    open_ref,
-    ref_size,
-)
 from tidings.wire.frames import (
     MAX_FRAME_MESSAGES,
     MAX_FRAME_REFS,
+    MAX_INLINE,
     Block,
+    BlockSealer,
     FrameRecord,
     Ref,
+    SealedBlock,
     decode_frame,
     decode_seqs,
     encode_block,
     encode_frame,
     encode_seqs,
+    is_by_reference,
+    open_ref,
+    ref_size,
     without_keys,
 )
 from tidings.wire.subjects import BLOCK_SHARDS, Subjects, block_shard

@@ -14,9 +14,9 @@ from tidings.steward.agent_handlers import MOST_CLAIMS
 from tidings.steward.history import MAX_PAGE
 from tidings.steward.receipts import MOST_RECEIPTS
 from tidings.steward.requests import MAX_REQUEST
-from tidings.wire import block_refs, envelope, frames, headers, message, names, roster, seal, signing, subjects
+from tidings.wire import envelope, frames, message, names, records, roster, seal, signing, subjects
 from tidings.wire.operations import TASK_WAIT
-from tidings.wire.task_seal import TASK_PART
+from tidings.wire.seal import TASK_PART
 
 TEXT = (Path(__file__).parents[3] / "docs" / "wire.md").read_text()
 FLAT = " ".join(TEXT.split())
@@ -38,7 +38,7 @@ PHRASES = [
     f"all together are above {frames.MAX_FRAME_MESSAGES:,}",
     f"more than {frames.MAX_FRAME_REFS} references",
     f"not {frames.TAG_BYTES + 1} to {frames.LARGEST_RECORD + frames.TAG_BYTES:,}",
-    f"A block of {block_refs.MAX_INLINE:,} bytes or fewer",
+    f"A block of {frames.MAX_INLINE:,} bytes or fewer",
     f"modulo {subjects.BLOCK_SHARDS:,}",
     f"not 1 to {frames.LARGEST_RECORD:,}",
     frames.HEAD_HEADER,
@@ -58,7 +58,7 @@ PHRASES = [
     *(f"`{word.decode()}`" for word in (ACK, NAK, IN_PROGRESS, TERM)),
     *(f"`{kind}`" for kind in signing.KINDS),
     *(f"`{reason}`" for reason in envelope.REASONS),
-    *(f"`{name}`" for name in sorted(headers.REPUBLISH_HEADERS)),
+    *(f"`{name}`" for name in sorted(records.REPUBLISH_HEADERS)),
 ]
 
 

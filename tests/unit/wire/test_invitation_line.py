@@ -12,7 +12,7 @@ from tidings.errors import UsageError, WireError
 from tidings.nats import jwt
 from tidings.server.invitation_token import text_to_sign, token_of
 from tidings.wire.invitations import AUTHORITY_BYTES, LONGEST, InvitationLine, Trust, check_kind, parse_invitation
-from tidings.wire.keys import ACCOUNT, sealed_for
+from tidings.wire.signing import ACCOUNT, sealed_for
 from tidings.wire.subjects import Subjects
 from tools.generated import seeded_key
 

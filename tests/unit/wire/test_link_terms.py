@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.errors import DeniedError, InvalidName, UsageError
-from tidings.wire.keys import ACCOUNT
 from tidings.wire.link_terms import (
     LONGEST_TEXT,
     MOST_PATTERNS,
@@ -28,7 +27,8 @@ from tidings.wire.link_terms import (
     text_of,
 )
 from tidings.wire.links import ChannelMap, channel_map
-from tidings.wire.patterns import covers_any
+from tidings.wire.names import covers_any
+from tidings.wire.signing import ACCOUNT
 from tools.generated import seeded_key
 
 RANDOM = random.Random("link terms")

@@ -7,8 +7,6 @@ import pytest
 
 from tidings.errors import InvalidName, MalformedRecord, UsageError
 from tidings.wire import rulings
-from tidings.wire.headers import values_of
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import (
     ChannelMap,
     GapKind,
@@ -20,7 +18,9 @@ from tidings.wire.links import (
     read_origin,
     scope_id,
 )
+from tidings.wire.records import values_of
 from tidings.wire.rulings import Link
+from tidings.wire.signing import ACCOUNT, KeyPair
 
 A, B, C = (KeyPair.generate(ACCOUNT).id for _ in range(3))
 SECOND = 1_000_000_000

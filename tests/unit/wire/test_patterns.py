@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tidings.wire.patterns import covers, covers_any, covers_pattern, may_meet, pattern_regex
+from tidings.wire.names import covers, covers_any, covers_pattern, may_meet, pattern_regex
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.errors import MalformedMessage
-from tidings.wire.ids import new_id
-from tidings.wire.message import MAX_MENTIONS, MAX_PARTS, MAX_PAYLOAD, Mention, Sender, TextPart, compose, decode
-from tidings.wire.plain_message import Addressed, read_plain
+from tidings.wire.message import (
+    MAX_MENTIONS,
+    MAX_PARTS,
+    MAX_PAYLOAD,
+    Addressed,
+    Mention,
+    Sender,
+    TextPart,
+    compose,
+    decode,
+    new_id,
+    read_plain,
+)
 from tools.generated import seeded_key
 
 IDS = [seeded_key(random.Random(seed)).id for seed in range(3)]

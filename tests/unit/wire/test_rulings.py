@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from tidings.errors import InvalidName, MalformedRecord
-from tidings.wire.keys import ACCOUNT
 from tidings.wire.rulings import (
     Access,
     Channel,
@@ -23,6 +22,7 @@ from tidings.wire.rulings import (
     sign_ruling,
     verify_ruling,
 )
+from tidings.wire.signing import ACCOUNT
 from tools.generated import PUBACK, seeded_key
 
 _RNG = random.Random(7)

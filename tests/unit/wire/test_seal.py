@@ -12,10 +12,20 @@ from hypothesis import strategies as st
 import schema
 from golden.cast import ADA, BOB
 from tidings.errors import BadSignature, InvalidName, MalformedMessage, TooLarge
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
-from tidings.wire.message import MAX_PAYLOAD, ArtifactPart, Mention, Message, Part, Sender, TextPart, compose, decode
+from tidings.wire.message import (
+    MAX_PAYLOAD,
+    ArtifactPart,
+    Mention,
+    Message,
+    Part,
+    Sender,
+    TextPart,
+    compose,
+    decode,
+    new_id,
+)
 from tidings.wire.seal import MAX_SEALED, SEALED_KIND, is_sealed, open_sealed, seal_message
+from tidings.wire.signing import KeyPair
 
 MAL = KeyPair.generate()
 SAYS = Sender(ADA.id, "ada", "planner")

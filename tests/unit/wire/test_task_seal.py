@@ -9,10 +9,8 @@ import schema
 from golden import cast
 from tidings.errors import BadSignature, MalformedMessage, TooLarge
 from tidings.wire import message as wire
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import ExtensionPart, Message, Sender, compose
-from tidings.wire.signing import verifies
-from tidings.wire.task_seal import (
+from tidings.wire.seal import (
     MOST_READERS,
     SEALED_TASK,
     TASK_PART,
@@ -21,6 +19,7 @@ from tidings.wire.task_seal import (
     readers_of,
     seal_task,
 )
+from tidings.wire.signing import KeyPair, verifies
 
 ADA, RITA, ROLF, EVE = (KeyPair.generate() for _ in range(4))
 TERMS = ExtensionPart(TASK_PART, {"kind": TASK_PART, "deadline_s": 60})

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.wire.envelope import REASONS, ClaimedOrigin, Received, Refused, open_record
-from tidings.wire.headers import Fields
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.message import MAX_PAYLOAD, Sender, compose
-from tidings.wire.signing import sign
+from tidings.wire.records import Fields
+from tidings.wire.signing import ACCOUNT, KeyPair, sign
 from tidings.wire.subjects import Subjects
 from tools.generated import seeded_key
 

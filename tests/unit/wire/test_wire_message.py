@@ -1,6 +1,7 @@
 """A message decodes to what every reader sees, keeps its bytes, and cannot be sent in a form nobody would accept."""
 
 import json
+import time
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -10,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.errors import MalformedMessage, TooLarge, WireError
-from tidings.wire.ids import is_message_id
-from tidings.wire.keys import KeyPair
 from tidings.wire.message import (
     MAX_MENTIONS,
     MAX_PAYLOAD,
@@ -26,8 +25,12 @@ from tidings.wire.message import (
     compose,
     decode,
     encode,
+    id_time_ms,
+    is_message_id,
+    new_id,
     timestamp,
 )
+from tidings.wire.signing import KeyPair
 
 ADA = Sender(KeyPair.generate().id, "ada", "planner")
 BOB = Mention(KeyPair.generate().id, "bob")
@@ -188,3 +191,36 @@ def test_a_field_of_any_other_value_is_refused_or_understood(name: str, value: A
         return
     again = decode(encode(msgspec.structs.replace(message, raw=b"")))
     assert msgspec.structs.replace(again, raw=payload) == message
+
+
+# --- Ids sort by time and have one spelling ---
+
+
+def test_new_ids_are_message_ids_that_differ_and_carry_the_time() -> None:
+    before = time.time_ns() // 1_000_000
+    made = [new_id() for _ in range(100)]
+    after = time.time_ns() // 1_000_000
+    assert len(set(made)) == 100
+    assert all(is_message_id(one) for one in made)
+    times = [id_time_ms(one) for one in made]
+    assert all(when is not None and before <= when <= after for when in times)
+
+
+def test_ids_made_later_sort_later() -> None:
+    made = [new_id() for _ in range(1000)]
+    assert made == sorted(made)
+
+
+@pytest.mark.parametrize(
+    "change", [str.upper, lambda t: t + "\n", lambda t: t.replace("-", ""), lambda t: "{" + t + "}"]
+)
+def test_another_spelling_of_an_id_is_not_an_id(change: object) -> None:
+    assert callable(change)
+    spelled = change("019a8a3c-5c00-7abc-8def-0123456789ab")
+    assert not is_message_id(spelled)
+    assert id_time_ms(spelled) is None
+
+
+@given(st.uuids(version=4).map(str) | st.text(max_size=40))
+def test_what_is_not_version_7_has_no_time(text: str) -> None:
+    assert id_time_ms(text) is None

@@ -8,8 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tidings.errors import BadSignature, InvalidName
-from tidings.wire.keys import ACCOUNT, KeyPair, public_bytes, verify
-from tidings.wire.signing import KINDS, sign, signed_bytes, verifies
+from tidings.wire.signing import ACCOUNT, KINDS, KeyPair, public_bytes, sign, signed_bytes, verifies, verify
 
 ADA, MAL = KeyPair.generate(), KeyPair.generate()
 SPACE = KeyPair.generate(ACCOUNT).id

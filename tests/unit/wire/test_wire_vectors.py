@@ -13,12 +13,11 @@ import schema
 from golden import cast, grammar
 from tidings.errors import BadSignature, MalformedMessage, WireError
 from tidings.model.rulebook import Rulebook
-from tidings.wire import ids, keys, names, seal, signing, strict_json, subjects, tags
+from tidings.wire import message, names, seal, signing, strict_json, subjects
 from tidings.wire.envelope import Received, Refused, open_record
-from tidings.wire.headers import Headers, own_fields, refused_headers
-from tidings.wire.marks import record_mark
 from tidings.wire.message import decode
-from tidings.wire.patterns import covers_pattern
+from tidings.wire.names import covers_pattern
+from tidings.wire.records import Headers, own_fields, record_mark, refused_headers
 from tidings.wire.rulings import Link
 
 SHIPPED: dict[str, Any] = json.loads((schema.FOLDER / "vectors.json").read_text())
@@ -40,12 +39,12 @@ def test_nothing_else_is_shipped_beside_the_generated_files() -> None:
 
 
 def test_the_seeds_give_the_keys() -> None:
-    prefixes = {"U": keys.USER, "A": keys.ACCOUNT}
+    prefixes = {"U": signing.USER, "A": signing.ACCOUNT}
     for vector in SHIPPED["keys"].values():
         byte = bytes.fromhex(vector["seed_hex"])[0]
         made = cast.key_of(byte, prefixes[vector["id"][0]])
         assert (made.id, made.seed) == (vector["id"], vector["seed"])
-        assert keys.KeyPair(vector["seed"]).id == vector["id"]
+        assert signing.KeyPair(vector["seed"]).id == vector["id"]
 
 
 CHECKS: dict[str, Callable[[str], bool]] = {
@@ -53,7 +52,7 @@ CHECKS: dict[str, Callable[[str], bool]] = {
     "channel": names.is_channel,
     "pattern": names.is_pattern,
     "agent_id": names.is_agent_id,
-    "message_id": ids.is_message_id,
+    "message_id": message.is_message_id,
 }
 
 
@@ -72,8 +71,8 @@ def test_a_pattern_covers_as_the_vectors_say(vector: dict[str, Any]) -> None:
 
 def test_tags_and_shards_are_as_the_vectors_say() -> None:
     for vector in SHIPPED["tags"]:
-        assert tags.tag(bytes.fromhex(vector["secret"]), vector["text"]) == vector["tag"]
-        assert tags.is_tag(vector["tag"])
+        assert subjects.tag(bytes.fromhex(vector["secret"]), vector["text"]) == vector["tag"]
+        assert subjects.is_tag(vector["tag"])
     for vector in SHIPPED["shards"]:
         assert subjects.shard_of(vector["owner"]) == vector["shard"]
     assert {vector["shard"] for vector in SHIPPED["shards"]} == set(range(subjects.SHARDS))

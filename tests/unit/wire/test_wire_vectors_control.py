@@ -15,12 +15,11 @@ from tidings.errors import MalformedFrame, MalformedRecord, TidingsError, UsageE
 from tidings.nats import jwt
 from tidings.rpc.control import read_answer
 from tidings.steward.requests import check_arguments, parse_request
-from tidings.wire import block_refs, frames, roster, rulings, signing
+from tidings.wire import frames, roster, rulings, signing
 from tidings.wire.envelope import Received, open_record
-from tidings.wire.headers import Headers
 from tidings.wire.message import decode
+from tidings.wire.records import Headers, parse_time, record_time
 from tidings.wire.subjects import Subjects, block_shard
-from tidings.wire.times import parse_time, record_time
 
 SHIPPED: dict[str, Any] = json.loads((schema.FOLDER / "vectors.json").read_text())
 CONTROL: dict[str, Any] = json.loads((schema.FOLDER / "control.schema.json").read_text())["$defs"]
@@ -37,7 +36,7 @@ def opened_block(
 ) -> tuple[frames.FrameRecord, ...]:
     if isinstance(block, frames.Block):
         return frames.open_block(block)
-    return block_refs.open_ref(SPACE, frame.epoch, block, bytes.fromhex(stored["stored_hex"]))
+    return frames.open_ref(SPACE, frame.epoch, block, bytes.fromhex(stored["stored_hex"]))
 
 
 def told_of(ref: frames.Ref) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def test_a_frame_or_a_block_that_is_none_is_refused_and_nothing_swells(vector: d
 
 @pytest.mark.parametrize("vector", SHIPPED["sealed_blocks"], ids=lambda vector: vector["name"])
 def test_whoever_seals_a_block_derives_what_the_vectors_say(vector: dict[str, str]) -> None:
-    sealer = block_refs.BlockSealer(bytes.fromhex(vector["secret_hex"]), vector["space_id"], vector["epoch"])
+    sealer = frames.BlockSealer(bytes.fromhex(vector["secret_hex"]), vector["space_id"], vector["epoch"])
     ref = msgspec.msgpack.decode(bytes.fromhex(vector["ref_hex"]), type=frames.Ref)
     sealed = sealer.seal(vector["channel"], bytes.fromhex(vector["block_hex"]), ref.packed_seqs)
     assert (sealed.name, sealed.data.hex(), sealed.ref.hex()) == (
@@ -93,9 +92,7 @@ def test_whoever_seals_a_block_derives_what_the_vectors_say(vector: dict[str, st
         vector["ref_hex"],
     )
     assert ref.key.hex() == vector["key_hex"]
-    assert (
-        block_refs.context(vector["space_id"], vector["epoch"], vector["channel"], ref).hex() == vector["context_hex"]
-    )
+    assert frames.context(vector["space_id"], vector["epoch"], vector["channel"], ref).hex() == vector["context_hex"]
 
 
 def test_the_shard_of_a_block_is_the_one_of_the_vectors() -> None:

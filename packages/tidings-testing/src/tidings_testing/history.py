@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 
 Act = Literal["attempted", "acknowledged", "read", "settled", "effect"]
 #: (sender, where, id): what makes a message one message

@@ -34,7 +34,7 @@ from tidings.server.nats_server import Broker
 from tidings.steward.intervals import Intervals
 from tidings.steward.service import Steward
 from tidings.wire import signing
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 from tidings_testing.cluster import Cluster
 from tidings_testing.partition import RouteNetwork

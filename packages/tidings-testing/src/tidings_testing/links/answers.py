@@ -12,7 +12,7 @@ from tidings.admin.link_peers import LinkPeers
 from tidings.errors import StoreBusy, TidingsError
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
-from tidings.wire.keys import ACCOUNT, KeyPair
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings_testing.links.peer import LINK, Answer, Lie
 from tidings_testing.links.stage import LinkStage, lies_refused
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused

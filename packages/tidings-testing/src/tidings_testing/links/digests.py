@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from tidings.wire import message as wire_message
 from tidings.wire.digests import BUCKETS, ChannelDigests, RecordIdentity, bucket_of, payload_hash
-from tidings.wire.ids import new_id
-from tidings.wire.link_pages import page_fields, record_row
+from tidings.wire.link_exchange import page_fields, record_row
 from tidings.wire.links import LinkedRecord
+from tidings.wire.message import new_id
 from tidings_testing.links.peer import Answer, Lie
 from tidings_testing.links.stage import LinkStage, lies_refused
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from tidings.links import link_store as books
-from tidings.wire.ids import new_id
-from tidings.wire.link_pages import page_fields
+from tidings.wire.link_exchange import page_fields
 from tidings.wire.links import GapKind, LinkGap
+from tidings.wire.message import new_id
 from tidings.wire.operations import MOST
 from tidings_testing.links.pages import refused_pages
 from tidings_testing.links.peer import Answer, Lie

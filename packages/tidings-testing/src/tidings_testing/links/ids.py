@@ -11,8 +11,8 @@ from tidings.links import link_store as books
 from tidings.links.importing import message_id
 from tidings.links.ports import OriginIdentity
 from tidings.wire import message as wire_message
-from tidings.wire.ids import new_id
 from tidings.wire.links import LinkedRecord
+from tidings.wire.message import new_id
 from tidings_testing.links.stage import LinkStage
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held
 

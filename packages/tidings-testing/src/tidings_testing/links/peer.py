@@ -25,17 +25,25 @@ from tidings.nats.errors import NatsError
 from tidings.wire import message as wire_message
 from tidings.wire import signing
 from tidings.wire.digests import ChannelDigests, DigestAnswer, IdsAnswer, RecordIdentity, bucket_of, payload_hash
-from tidings.wire.ids import new_id
-from tidings.wire.keys import KeyPair
-from tidings.wire.link_mail import MAIL_PER_PAGE, LinkedMail
-from tidings.wire.link_pages import page_fields, record_row
-from tidings.wire.link_tasks import TASKS_PER_PAGE, LinkedTask
+from tidings.wire.link_exchange import (
+    MAIL_PER_PAGE,
+    PEOPLE_PER_PAGE,
+    TASKS_PER_PAGE,
+    LinkedMail,
+    LinkedTask,
+    Person,
+    Statement,
+    page_fields,
+    record_row,
+    state,
+)
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
-from tidings.wire.marks import record_mark
+from tidings.wire.message import new_id
 from tidings.wire.names import is_channel, role_elsewhere
-from tidings.wire.people import PEOPLE_PER_PAGE, Person, Statement, state
+from tidings.wire.records import record_mark
+from tidings.wire.seal import seal_task
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import LINK_SERVICE, Subjects
-from tidings.wire.task_seal import seal_task
 
 Answer = dict[str, Any]
 #: what the link is called on both sides

@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from tidings.errors import TidingsError
 from tidings.wire import message as wire_message
 from tidings.wire import signing
-from tidings.wire.ids import new_id
-from tidings.wire.keys import ACCOUNT, KeyPair
-from tidings.wire.link_mail import LinkedMail
+from tidings.wire.link_exchange import LinkedMail, Person, state
 from tidings.wire.links import MailOrigin, mail_origin_field
-from tidings.wire.people import Person, state
+from tidings.wire.message import new_id
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import LINK_SERVICE
 from tidings_testing.links.peer import LINK, Lie
 from tidings_testing.links.stage import LinkStage

@@ -7,10 +7,9 @@ import json
 from msgspec.structs import replace
 
 from tidings.wire import message as wire_message
-from tidings.wire.ids import new_id
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import LinkedRecord
-from tidings.wire.message import MAX_PAYLOAD
+from tidings.wire.message import MAX_PAYLOAD, new_id
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings_testing.links.stage import LinkStage
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from tidings.errors import TidingsError
 from tidings.wire import message as wire_message
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import LinkedRecord, origin_fields
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import LINK_SERVICE
 from tidings_testing.links.peer import LINK
 from tidings_testing.links.stage import LinkStage

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.linking import Linker
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.endpoint import Endpoint
 from tidings.errors import WireError
 from tidings.links import link_store as books
@@ -32,9 +32,9 @@ from tidings.links.worker import LinkWorker
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
 from tidings.wire import message as wire_message
-from tidings.wire.keys import KeyPair
 from tidings.wire.links import LinkedRecord, Token, authorization_epoch
 from tidings.wire.rulings import Link
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Via
 from tidings_testing.links.peer import LINK, HostilePeer
 from tidings_testing.real_space import RealSpace, real_space

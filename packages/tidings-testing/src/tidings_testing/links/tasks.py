@@ -11,15 +11,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from tidings.client.connect_direct import connect_directly
+from tidings.client.connect import connect_directly
 from tidings.client.endpoint import Endpoint
 from tidings.errors import TidingsError
 from tidings.wire import message as wire_message
 from tidings.wire import signing
-from tidings.wire.ids import new_id
-from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.links import MailOrigin, mail_origin_field
-from tidings.wire.message import Sender
+from tidings.wire.message import Sender, new_id
+from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import LINK_SERVICE
 from tidings_testing.links.peer import LINK
 from tidings_testing.links.stage import LinkStage

@@ -17,8 +17,8 @@ from tidings.nats import jwt
 from tidings.nats.client import Connection, connect
 from tidings.nats.errors import NatsError
 from tidings.rpc.control import ControlClient
-from tidings.wire.headers import Field, encode_headers
-from tidings.wire.keys import KeyPair
+from tidings.wire.records import Field, encode_headers
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
 
 PATIENCE = 5.0

@@ -17,7 +17,7 @@ from tidings.errors import DeniedError, UsageError
 from tidings.nats import jwt
 from tidings.server.grants import ACK_ANSWER
 from tidings.steward.fair_queue import MOST_REQUESTS
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings.wire.operations import OPERATIONS
 from tidings.wire.subjects import ADMIN_SERVICE
 from tidings_testing.security.actor import PATIENCE, line

@@ -9,8 +9,8 @@ from typing import Any
 
 from tidings.nats.jetstream_api import EXPECT_SEQUENCE, EXPECT_SUBJECT
 from tidings.wire.envelope import Received, Refused
-from tidings.wire.headers import Field
-from tidings.wire.tags import is_tag, tag
+from tidings.wire.records import Field
+from tidings.wire.subjects import is_tag, tag
 from tidings_testing.security.actor import line
 from tidings_testing.security.replies import targets
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, known, refused

@@ -18,7 +18,7 @@ from tidings.errors import DeniedError
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
 from tidings.util.private_files import write_private
-from tidings.wire.keys import KeyPair
+from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import ADMIN_SERVICE, ADMISSION_SERVICE, AGENT_SERVICES, INVITATION_SERVICE, LINK_SERVICE
 from tidings_testing.security.actor import Actor, acting, line
 from tidings_testing.security.replies import targets

@@ -15,7 +15,7 @@ from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream_api import NO_END
 from tidings.wire.envelope import Received
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
 from tidings.wire.subjects import AGENT_SERVICES
 from tidings_testing.security.actor import line
 from tidings_testing.security.report import Probe, ProbeOutcome, broken, held, known

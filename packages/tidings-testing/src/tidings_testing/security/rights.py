@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from tidings.errors import AuthRevoked, BrokerUnreachable
 from tidings.nats import jwt
 from tidings.nats.client import connect
-from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair
+from tidings.wire.signing import ACCOUNT, OPERATOR, KeyPair
 from tidings.wire.subjects import AGENT_SERVICES
 from tidings_testing.security.actor import line
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused

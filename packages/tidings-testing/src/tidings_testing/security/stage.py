@@ -30,8 +30,8 @@ from tidings.server.log import log_record
 from tidings.wire import message as wire_message
 from tidings.wire import signing
 from tidings.wire.envelope import Received, Refused, open_record
-from tidings.wire.headers import REPUBLISH_HEADERS, Headers, split_block
-from tidings.wire.ids import new_id
+from tidings.wire.message import new_id
+from tidings.wire.records import REPUBLISH_HEADERS, Headers, split_block
 from tidings.wire.subjects import Subjects
 from tidings_testing.security.actor import PATIENCE, Actor, acting, line
 from tidings_testing.security.watch import Mark, Watch

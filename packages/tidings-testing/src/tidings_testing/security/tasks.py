@@ -17,9 +17,8 @@ from tidings.nats.jetstream_api import NO_END
 from tidings.steward.receipts import MOST_RECEIPTS
 from tidings.wire import message as wire
 from tidings.wire import signing
-from tidings.wire.ids import new_id
-from tidings.wire.message import ExtensionPart, Message, Sender
-from tidings.wire.task_seal import TASK_PART
+from tidings.wire.message import ExtensionPart, Message, Sender, new_id
+from tidings.wire.seal import TASK_PART
 from tidings_testing.security.actor import Actor
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings_testing.security.stage import Stage
