@@ -43,8 +43,7 @@ from tidings.errors import (
     WireError,
 )
 from tidings.nats.client import Connection
-from tidings.nats.errors import NatsError, NoResponders, NotConnected
-from tidings.nats.jetstream_api import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY
+from tidings.nats.errors import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY, NatsError, NoResponders, NotConnected
 from tidings.util.backoff import Backoff
 from tidings.wire import message as wire
 from tidings.wire import signing

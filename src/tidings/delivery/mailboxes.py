@@ -6,10 +6,8 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
-from tidings.delivery.batches import batch_of
 from tidings.delivery.broker_state import BrokerState
-from tidings.delivery.outgoing import Outgoing, acknowledged
-from tidings.delivery.publishing import publish_in_order, store_blocks
+from tidings.delivery.publishing import Outgoing, batch_of, publish_in_order, store_blocks
 from tidings.model.blocks import BlockInfo, MadeBlock
 from tidings.model.planning import FramePlan, Plan
 from tidings.nats.jetstream_blocking import BlockingJetStream
@@ -56,7 +54,7 @@ class Mailboxes(BrokerState):
         frames = {owner: map(outgoing, frames) for owner, frames in planned.frames.items()}
         sent = publish_in_order(self._publishing.connection, frames, self._lease.fence, batch=self._batch())
         self._refs.clear()
-        return acknowledged(sent)
+        return {owner: each.sequences for owner, each in sent.items()}
 
     def _batch(self) -> int | None:
         """How many frames go at a time under the lease: with replicas a batch of them, or one; else many alone."""

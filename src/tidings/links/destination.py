@@ -32,8 +32,7 @@ from tidings.links.ports import AdmittedAt, IndexPage, IndexRow, LinkAdmission, 
 from tidings.nats.aio import Subscription
 from tidings.nats.client import Connection
 from tidings.nats.core import Msg
-from tidings.nats.errors import NatsError, NotConnected
-from tidings.nats.jetstream_api import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY
+from tidings.nats.errors import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY, NatsError, NotConnected
 from tidings.rpc.control import ControlClient
 from tidings.wire.links import origin_fields
 from tidings.wire.message import MAX_PAYLOAD

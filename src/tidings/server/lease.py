@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, LogFull, MalformedRecord, OutcomeUnknown
 from tidings.nats import jetstream_api as api
+from tidings.nats.errors import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, Lag, Sleep, Steps
+from tidings.nats.jetstream_api import EXPECT_SEQUENCE, Lag, Sleep, Steps
 from tidings.nats.jetstream_blocking import BlockingJetStream
 from tidings.server.state import Entry, StateApi
 from tidings.server.streams import gate_steps

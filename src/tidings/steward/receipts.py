@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tidings.errors import DeniedError, TidingsError, UsageError
+from tidings.nats.errors import NO_ROOM, ApiError
 from tidings.nats.jetstream import StoredRecord
-from tidings.nats.jetstream_api import NO_ROOM, ApiError
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.requests import Answer, ControlRequest, Idle, handles

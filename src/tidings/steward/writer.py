@@ -26,8 +26,9 @@ from tidings.errors import (
     UnhealthyError,
 )
 from tidings.model.projection import LogRecord, Table, Verdict
+from tidings.nats.errors import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, last_as_of
+from tidings.nats.jetstream_api import last_as_of
 from tidings.server.lease import StewardLease
 from tidings.server.log import log_record
 from tidings.server.streams import set_gate
