@@ -304,17 +304,26 @@ class Connection:
         await socket.has_room()
 
     async def request(
-        self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = 5.0
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 5.0,
+        only: str | None = None,
     ) -> Msg:
         """One answer. `PublishDenied`, `NoResponders` and `ConnectionGone` come at once; `TimeoutError` says nothing
-        about what happened. A connection that reconnects meanwhile is waited for."""
+        about what happened. A connection that reconnects meanwhile is waited for, unless `only` one run of the broker
+        (its `incarnation`) may get it: `NotConnected` if that is gone."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        socket = self._live() if self.is_connected else await self._live_within(timeout)
+        socket = self._live() if only is not None or self.is_connected else await self._live_within(timeout)
         if socket.paused:
             async with asyncio.timeout_at(deadline):
                 await socket.has_room()
             socket = self._live()
+        if only is not None and only != self.incarnation:
+            raise NotConnected("another run of the broker answers now")
         waiter: asyncio.Future[Msg] = loop.create_future()
         timer = loop.call_at(deadline, fail, waiter, TimeoutError())
         token = None
