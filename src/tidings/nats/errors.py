@@ -223,6 +223,10 @@ class ApiError(TidingsError):
         return self.refusal in (Refusal.BUSY, Refusal.UNAVAILABLE)
 
     @property
+    def is_full(self) -> bool:
+        return self.refusal in (Refusal.STREAM_FULL, Refusal.SUBJECT_FULL)
+
+    @property
     def found(self) -> int | None:
         """The sequence that the broker found instead of the one a write expected; None if it does not say."""
         said = _LAST.search(self.description) if self.err_code == WRONG_LAST_SEQUENCE else None
