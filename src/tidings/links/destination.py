@@ -7,7 +7,6 @@ does not come says nothing, and is told as that.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ import msgspec
 
 from tidings.errors import (
     BrokerUnreachable,
-    DeniedError,
     HeaderRefused,
     LogFull,
     MailboxFull,
@@ -30,8 +28,9 @@ from tidings.links.connection import LinkConnection
 from tidings.links.paging import PAGE_RECORDS
 from tidings.links.ports import AdmittedAt, IndexPage, IndexRow, LinkAdmission, LocalFacts
 from tidings.nats.client import Connection
+from tidings.nats.core import header_block
 from tidings.nats.errors import ApiError, NatsError, NoResponders, NotConnected, PublishDenied, Refusal, Unwritable
-from tidings.nats.jetstream import publish
+from tidings.nats.jetstream import publish, publish_all
 from tidings.nats.jetstream_api import Ack
 from tidings.rpc.control import ControlClient
 from tidings.wire.links import origin_fields
@@ -127,47 +126,34 @@ class LocalSpace:
 
     async def _put(self, what: str, subject: str, payload: bytes, headers: Mapping[str, str]) -> int:
         connection = await self.connection.get()
-        try:
-            return (await self.publish(connection, subject, payload, headers, timeout=PATIENCE)).seq
-        except (DeniedError, NoResponders) as error:
-            raise BrokerUnreachable(f"nobody takes {what} in space {self.subjects.space} now ({error})") from error
-
-    async def publish(
-        self,
-        connection: Connection,
-        subject: str,
-        payload: bytes,
-        headers: Mapping[str, str],
-        *,
-        timeout: float,
-        only: str | None = None,
-    ) -> Ack:
-        """Have the broker store it. `NoResponders`, or an error that says why it did not or that nobody knows."""
         if len(payload) > MAX_PAYLOAD:
-            raise TooLarge(f"{len(payload)} bytes are more than a message may have")
+            raise TooLarge(f"{what} of {len(payload)} bytes: that is larger than any message may be")
         try:
-            return await publish(connection, subject, payload, headers, timeout=timeout, only=only)
-        except ApiError as error:
-            raise self._refusal(error) from error
-        except TimeoutError as error:
-            raise OutcomeUnknown("no acknowledgement came in time: whether it is stored is not known") from error
-        except NotConnected as error:
-            raise BrokerUnreachable(f"this space's broker is away ({error})") from error
-        except (NoResponders, PublishDenied, Unwritable):
-            raise
-        except (NatsError, OSError) as error:
-            raise OutcomeUnknown(f"the connection went: whether it is stored is not known ({error})") from error
+            return (await publish(connection, subject, payload, headers, timeout=PATIENCE)).seq
+        except (PublishDenied, NoResponders) as error:
+            raise BrokerUnreachable(f"nobody takes {what} in space {self.subjects.space} now ({error})") from error
+        except (ApiError, NatsError, OSError) as error:
+            raise self.failure(error) from error
 
-    def _refusal(self, error: ApiError) -> TidingsError:
-        name, words = self.subjects.space, error.description[:200]
-        match error.refusal:
-            case Refusal.SUBJECT_FULL:
-                return MailboxFull(f"there is no room for more of this sender in space {name}: {words}")
-            case Refusal.STREAM_FULL:
-                return LogFull(f"the log of space {name} is full: {words}")
-            case Refusal.TOO_LARGE:
-                return TooLarge(f"space {name} takes nothing of that size: {words}")
-        return BrokerUnreachable(f"space {name} did not take it: {words}")
+    def failure(self, error: Exception) -> TidingsError:
+        """What it means for a message that publishing it raised this: why it is not stored, or that nobody knows."""
+        name = self.subjects.space
+        match error:
+            case ApiError(refusal=Refusal.SUBJECT_FULL):
+                return MailboxFull(f"there is no room for more of this sender in space {name}: {error.description}")
+            case ApiError(refusal=Refusal.STREAM_FULL):
+                return LogFull(f"the log of space {name} is full: {error.description}")
+            case ApiError(refusal=Refusal.TOO_LARGE):
+                return TooLarge(f"space {name} takes nothing of that size: {error.description}")
+            case ApiError():
+                return BrokerUnreachable(f"space {name} did not take it: {error.description}")
+            case NotConnected():
+                return BrokerUnreachable(f"this space's broker is away ({error})")
+            case OutcomeUnknown() | PublishDenied() | Unwritable():
+                return error
+            case TimeoutError():
+                return OutcomeUnknown("no acknowledgement came in time: whether it is stored is not known")
+        return OutcomeUnknown(f"the connection went: whether it is stored is not known ({error})")
 
 
 class LocalDestination:
@@ -201,29 +187,35 @@ class LocalDestination:
     async def _admit(self, window: Sequence[LinkAdmission], epoch: str) -> list[AdmittedAt | TidingsError]:
         """All are on their way before the first answer is waited for."""
         connection = await self.space.connection.get()
-        if self._asked is None or self._asked[1] != epoch:
+        if self._asked is None or self._asked[1] != epoch or self._asked[0] != connection.incarnation:
             return [self._not_looked_for()] * len(window)
-        return await asyncio.gather(*(self._put(connection, self._asked[0], each) for each in window))
+        written = [self._written(each) for each in window]
+        messages = [each for each in written if not isinstance(each, TidingsError)]
+        answers = iter(await publish_all(connection, messages, timeout=self.patience, only=self._asked[0]))
+        return [each if isinstance(each, TidingsError) else await self._read(next(answers)) for each in written]
 
-    async def _put(self, connection: Connection, broker: str, each: LinkAdmission) -> AdmittedAt | TidingsError:
+    def _written(self, each: LinkAdmission) -> tuple[str, bytes, bytes] | TidingsError:
+        """Subject, header block and payload, or why it can never be written."""
         record = each.record
+        if len(record.payload) > MAX_PAYLOAD:
+            return TooLarge(f"record {record.seq} has {len(record.payload)} bytes, more than a message may")
         if not is_spelled(record.signature):
             return HeaderRefused(f"record {record.seq} has no signature that can be written")
         headers = dict(origin_fields(record.origin, record.channel, record.hops))
         headers |= {SIGNATURE_HEADER: record.signature, "Nats-Msg-Id": each.message_id}
-        if connection.incarnation != broker:
-            return self._not_looked_for()
         try:
             subject = self.space.subjects.via(self.link, record.sender, each.ours)
-            ack = await self.space.publish(
-                connection, subject, record.payload, headers, timeout=self.patience, only=broker
-            )
-        except NoResponders:
-            return await self._why_nobody_takes_it()
+            return subject, header_block(headers.items()), record.payload
         except TidingsError as error:  # what cannot be written is a WireError, a name that is none a UsageError
             return error
-        self.space.acknowledged = max(self.space.acknowledged, ack.seq)
-        return AdmittedAt(ack.seq, ack.duplicate)
+
+    async def _read(self, answer: Ack | Exception) -> AdmittedAt | TidingsError:
+        if isinstance(answer, NoResponders):
+            return await self._why_nobody_takes_it()
+        if isinstance(answer, Exception):
+            return self.space.failure(answer)
+        self.space.acknowledged = max(self.space.acknowledged, answer.seq)
+        return AdmittedAt(answer.seq, answer.duplicate)
 
     def _not_looked_for(self) -> NotLookedFor:
         return NotLookedFor(
