@@ -346,9 +346,7 @@ def _refusal(prepared: Prepared, error: ApiError) -> TidingsError:
         case Refusal.TOO_LARGE, _:
             return TooLarge(f"the broker refuses this message: {words}")
         case Refusal.SUBJECT_FULL, "dm":
-            return MailboxFull(
-                f"the mailbox of {to} is full from you: 1,000 messages of yours wait there to be read"
-            )
+            return MailboxFull(f"the mailbox of {to} is full from you: 1,000 messages of yours wait there to be read")
         case Refusal.SUBJECT_FULL, "task":
             return QueueFull(
                 f"the queue of {to} is full from you: 1,000 tasks of yours wait there to be finished; "
