@@ -22,9 +22,7 @@ import tidings
 from live import ARRIVED, bare_times, endpoint_times
 from measuring import median_ratio, options, pairs, report
 from send import WINDOW, bare_rate, endpoint_rate
-from tidings.delivery.batches import BATCH
-from tidings.delivery.outgoing import Outgoing
-from tidings.delivery.publishing import publish_in_order
+from tidings.delivery.publishing import BATCH, Outgoing, publish_in_order
 from tidings.nats import jwt
 from tidings.nats.address import parse_address
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from measuring import median_ratio, options, pairs, report
 from tidings.delivery.encoding import SCHEMA, EncodingRules, RulesHolder, decode_rows, encode_partition
-from tidings.delivery.sent_rules import SentRules
+from tidings.delivery.range_encoder import SentRules
 from tidings.delivery.session import SessionSettings, start_session
 from tidings.model.classify import KEPT_HEADERS, Classifier, Deliverable
 from tidings.model.rulebook import Rulebook

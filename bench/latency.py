@@ -31,10 +31,10 @@ import tidings
 from measuring import note, report
 from reading import records_of
 from tidings.client.mailbox import pull
-from tidings.delivery.checkpoint import Checkpoint
 from tidings.delivery.deliverer import DeliverBatch
 from tidings.delivery.folders import LocalFolder
 from tidings.delivery.ledger import DeltaLedger, LedgerPaths
+from tidings.delivery.stream_job import Checkpoint
 from tidings.model.planning import Delivered
 from tidings.nats.acks import ACK
 from tidings.nats.jetstream_api import EPOCH_KEY

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from bare import BareServer, bare_cluster
-from tidings.delivery.batches import BATCH, BatchPublisher
-from tidings.delivery.outgoing import Outgoing
-from tidings.delivery.publishing import publish_in_order
+from tidings.delivery.publishing import BATCH, BatchPublisher, Outgoing, publish_in_order
 from tidings.errors import BrokerUnreachable, LeaseLost, OutcomeUnknown
+from tidings.nats import errors
 from tidings.nats import jetstream_api as api
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.wire.records import Page
@@ -157,16 +156,16 @@ def publisher(stream: BatchStream) -> BatchPublisher:
     "refusal",
     [
         503,
-        {"error": {"err_code": api.WRITE_UNDER_WAY, "description": "wrong last sequence"}},
-        {"error": {"err_code": api.ID_UNDER_WAY, "description": "duplicate message id is in process"}},
-        {"error": {"err_code": api.WRONG_LAST_SEQUENCE, "description": "wrong last sequence: 0"}},
-        {"error": {"err_code": 10176, "description": "atomic publish batch is incomplete"}},
+        {"error": {"err_code": errors.WRITE_UNDER_WAY, "description": "wrong last sequence"}},
+        {"error": {"err_code": errors.ID_UNDER_WAY, "description": "duplicate message id is in process"}},
+        {"error": {"err_code": errors.WRONG_LAST_SEQUENCE, "description": "wrong last sequence: 0"}},
+        {"error": {"err_code": errors.BATCH_INCOMPLETE, "description": "atomic publish batch is incomplete"}},
     ],
 )
 def test_a_refusal_that_passes_is_waited_out_and_nobody_owes_anything_for_it(
     refusal: "dict[str, object] | int", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.delivery.batches.PAUSE", 0)
+    monkeypatch.setattr("tidings.delivery.publishing.PAUSE", 0)
     stream = BatchStream(MOST)
     stream.refusals = [refusal, refusal]
     sent = publisher(stream).run({"ada": [Outgoing("dlv.ada", "a", b"1"), Outgoing("dlv.ada", "b", b"2")]})
@@ -175,8 +174,8 @@ def test_a_refusal_that_passes_is_waited_out_and_nobody_owes_anything_for_it(
 
 
 def test_a_stream_that_is_not_back_in_time_refuses_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidings.delivery.batches.PATIENCE", 0)
-    monkeypatch.setattr("tidings.delivery.batches.PAUSE", 0)
+    monkeypatch.setattr("tidings.delivery.publishing.PATIENCE", 0)
+    monkeypatch.setattr("tidings.delivery.publishing.PAUSE", 0)
     stream = BatchStream(MOST)
     stream.refusals = [503] * 8
     sent = publisher(stream).run({"ada": [Outgoing("dlv.ada", "a", b"1")]})
@@ -196,7 +195,7 @@ def test_one_header_stops_a_stream_with_replicas_of_this_server_for_good(cluster
         server.stream(name, num_replicas=replicas)
         js = BlockingJetStream(server.connect)
         js.run(api.publish(f"{name}.a", b"", {"Nats-Msg-Id": "first"}))
-        with pytest.raises(api.ApiError, match="wrong last msg ID"):
+        with pytest.raises(errors.ApiError, match="wrong last msg ID"):
             js.run(api.publish(f"{name}.a", b"", {"Nats-Expected-Last-Msg-Id": "another"}))
         try:
             js.run(api.publish(f"{name}.a", b"", timeout=5))

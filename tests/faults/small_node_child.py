@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_load import BETWEEN, Load, leader_of, populate, up_again, whole_again
-from tidings.nats.jetstream_api import ApiError
+from tidings.nats.errors import ApiError
 from tidings.server.nats_server import Broker
 from tidings_testing.real_space import real_space
 from tidings_testing.waiting import eventually

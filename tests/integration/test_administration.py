@@ -11,7 +11,7 @@ import pytest
 from tidings.admin.agents import AgentFile
 from tidings.admin.identity import ensure_agent
 from tidings.errors import AuthRevoked, LogFull, UnreachableError
-from tidings.nats.jetstream_api import NO_ROOM, ApiError
+from tidings.nats.errors import NO_ROOM, ApiError
 from tidings.steward.marks import KEPT, LogMark, thinned
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace, real_space
 

@@ -16,9 +16,8 @@ from tidings.client.block_reader import CLUSTER_PAUSES, BlockReader
 from tidings.client.records import RecordOpener
 from tidings.errors import ConnectionLost, TidingsError
 from tidings.nats import aio
-from tidings.nats.errors import NatsError
+from tidings.nats.errors import ApiError, NatsError
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import ApiError
 from tidings.server.nats_server import die_with_parent, find_binary, free_port
 from tidings.wire.frames import (
     BlockSealer,

@@ -8,7 +8,8 @@ import pytest
 from tidings.admin.agents import AgentFile
 from tidings.errors import AuthRevoked, BrokerUnreachable
 from tidings.nats.client import connect
-from tidings.nats.jetstream_api import NO_END, ApiError
+from tidings.nats.errors import ApiError
+from tidings.nats.jetstream_api import NO_END
 from tidings.wire.subjects import block_shard
 from tidings_testing.real_space import RealSpace
 from tidings_testing.security.actor import acting, line

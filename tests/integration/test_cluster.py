@@ -12,11 +12,10 @@ import pytest
 from foreign import connect
 from tidings.admin.identity import local_identity
 from tidings.client.publishing import prepare_chat
-from tidings.delivery.batches import batch_of
-from tidings.delivery.outgoing import Outgoing
-from tidings.delivery.publishing import publish_in_order
+from tidings.delivery.publishing import Outgoing, batch_of, publish_in_order
 from tidings.errors import LeaseLost
-from tidings.nats.jetstream_api import NO_ROOM, ApiError, publish
+from tidings.nats.errors import NO_ROOM, ApiError
+from tidings.nats.jetstream_api import publish
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.server.lease import DeliverLease
 from tidings.server.streams import ensure_streams, stream_specs

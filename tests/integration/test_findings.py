@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foreign import ask_for, body, connect, write_to
-from tidings.nats.jetstream_api import ApiError
+from tidings.nats.errors import ApiError
 from tidings.wire import signing
 from tidings.wire.message import new_id
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace, real_space

@@ -16,15 +16,9 @@ from folded_log import fold_log
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.model.projection import Verdict
 from tidings.nats.client import connect
+from tidings.nats.errors import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import (
-    EXPECT_SEQUENCE,
-    EXPECT_SUBJECT,
-    NO_ROOM,
-    WRONG_LAST_SEQUENCE,
-    ApiError,
-    Steps,
-)
+from tidings.nats.jetstream_api import EXPECT_SEQUENCE, EXPECT_SUBJECT, Steps
 from tidings.server.lease import Holder, StewardLease
 from tidings.server.state import StateBucket
 from tidings.steward.intervals import Intervals

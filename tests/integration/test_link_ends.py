@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -253,8 +254,13 @@ async def test_an_acknowledgement_that_does_not_come_is_an_unknown_outcome(two: 
     async with two.main.agent("ada") as ada:
         await say(ada, "general", "one")
     (record,) = await two.pages()
-    two.destination.patience = 0.0
-    assert [type(each) for each in await two.admit(record)] == [OutcomeUnknown]
+    two.epoch = (await two.destination.facts()).epoch
+    two.destination.patience = 0.3
+    os.kill(two.acme.broker.pid, signal.SIGSTOP)
+    try:
+        assert [type(each) for each in await two.admit(record)] == [OutcomeUnknown]
+    finally:
+        os.kill(two.acme.broker.pid, signal.SIGCONT)
 
 
 async def test_the_worker_reads_the_links_of_its_space(two: Two) -> None:

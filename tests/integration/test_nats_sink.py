@@ -8,13 +8,16 @@ import pytest
 
 from bare import BareServer, bare_server
 from tidings.errors import LeaseLost, UnhealthyError, UsageError
+from tidings.nats import jetstream_blocking
+from tidings.nats.errors import ApiError
+from tidings.nats.jetstream_api import Ack
+from tidings.nats.jetstream_blocking import Message, Window
 from tidings.wire.records import encode_headers
 
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
-from tidings.delivery import stream_writer
 from tidings.delivery.sink import SinkOptions, publish_batches
 
 COLUMNS = ("subject", "id", "data")
@@ -52,15 +55,15 @@ def test_rows_of_one_subject_are_stored_in_their_order_over_many_windows(bare: B
 
 
 def test_what_is_under_way_is_bounded_in_rows_and_bytes(bare: BareServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_writer, "MAX_BYTES_IN_FLIGHT", 100_000)
+    monkeypatch.setattr(jetstream_blocking, "MAX_BYTES_IN_FLIGHT", 100_000)
     seen: list[tuple[int, int]] = []
-    take = stream_writer.PipelinedWriter._take
+    answer = Window.answer
 
-    def noted(self: stream_writer.PipelinedWriter) -> None:
-        seen.append((len(self._flying), self._bytes))
-        take(self)
+    def noted(self: Window[None]) -> tuple[None, Message, Ack | ApiError]:
+        seen.append((self.under_way, self._bytes))
+        return answer(self)
 
-    monkeypatch.setattr(stream_writer.PipelinedWriter, "_take", noted)
+    monkeypatch.setattr(Window, "answer", noted)
     bare.stream("bounded")
     publish(bare, batch("bounded", 60, data=b"x" * 10_000))
     publish(bare, batch("bounded", 5_000, start=100), maxInFlight="300")

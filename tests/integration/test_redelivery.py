@@ -10,7 +10,7 @@ import tidings
 from tidings.client import redelivery
 from tidings.client.connect import connect_directly
 from tidings.errors import DeadLetter, LogFull, UsageError
-from tidings.nats.jetstream_api import ApiError
+from tidings.nats.errors import ApiError
 from tidings.steward import backstop, dead_letters
 from tidings.steward.dead_letters import Letter
 from tidings.util.backoff import Backoff

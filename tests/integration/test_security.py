@@ -14,8 +14,8 @@ from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, Conflic
 from tidings.model.task_rules import TaskBook, TaskState
 from tidings.nats import jwt
 from tidings.nats.client import connect
+from tidings.nats.errors import NO_ROOM
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import NO_ROOM
 from tidings.server import grants
 from tidings.server.config import MAX_CONNECTIONS
 from tidings.server.keyring import Keyring

@@ -6,8 +6,7 @@ import pytest
 
 from bare import BareServer
 from tidings.delivery import publishing
-from tidings.delivery.outgoing import Outgoing
-from tidings.delivery.publishing import store_blocks
+from tidings.delivery.publishing import Outgoing, store_blocks
 from tidings.nats.errors import ConnectionGone
 
 

@@ -12,7 +12,7 @@ from tidings.admin.home import SpaceHome
 from tidings.admin.moving import compare_streams, copy_stream
 from tidings.client.connect import connect_directly
 from tidings.errors import UnhealthyError
-from tidings.nats.jetstream_api import ApiError
+from tidings.nats.errors import ApiError
 from tidings.server.nats_server import Broker, free_port
 from tidings.server.streams import stream_specs
 from tidings_testing.real_space import RealSpace

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tidings.errors import StreamMismatch
-from tidings.nats.jetstream_api import NO_END, ApiError
+from tidings.nats.errors import ApiError
+from tidings.nats.jetstream_api import NO_END
 from tidings.server.streams import set_gate
 from tidings.wire.frames import frame_id
 from tidings_testing.real_space import RealSpace, real_space

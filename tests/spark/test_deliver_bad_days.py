@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from crowd import AGENTS, Crowd, check, check_order, clients, gathered, join, others, post_large, read_all, say, say_on
 from tidings.cli.main import main
 from tidings.delivery import deliverer as rules
-from tidings.delivery import heartbeat
+from tidings.delivery import stream_job
 from tidings.delivery.broker_state import MAILBOX_FRAMES, BrokerState, DeliverFloor
 from tidings.delivery.job import DeliverJob
 from tidings.delivery.range_encoder import RangeEncoder
@@ -424,8 +424,8 @@ async def test_a_checkpoint_that_spark_would_refuse_is_put_aside_and_said_and_de
 async def test_nobody_says_that_delivery_runs_while_the_jvm_is_stopped_and_it_goes_on_after(
     spark: "SparkSession", space: RealSpace, crowd: Crowd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "SILENT", 0.5)
-    monkeypatch.setattr(heartbeat, "EVERY", 0.1)
+    monkeypatch.setattr(stream_job, "JVM_SILENT", 0.5)
+    monkeypatch.setattr(stream_job, "BEAT_EVERY", 0.1)
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "team.>")
     jvm = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ import pytest
 from cluster_load import leader_of, rolling_restart, up_again
 from crowd import Crowd, check, clients, gathered, join, read_all, say
 from foreign import connect
-from tidings.delivery import batches, deliverer
+from tidings.delivery import deliverer, publishing
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.server.nats_server import Broker
@@ -130,8 +130,8 @@ async def test_the_leader_of_the_mailboxes_killed_during_a_batch_costs_nobody_an
             found.kill()
             killed.append(found)
 
-    monkeypatch.setattr(batches, "BATCH", 1)
-    for place in (batches, deliverer):
+    monkeypatch.setattr(publishing, "BATCH", 1)
+    for place in (publishing, deliverer):
         monkeypatch.setattr(place, "reach", strike)
     async with delivering(spark, space, tmp_path) as job:
         await eventually(lambda: killed, within=60, what=f"{point} is reached")

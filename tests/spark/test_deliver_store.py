@@ -13,10 +13,10 @@ import pytest
 
 from crowd import Crowd, check, join, read_all, say
 from object_store import SECRET, ObjectStore, object_store
-from tidings.delivery.checkpoint import Checkpoint
 from tidings.delivery.folders import HadoopFolder
 from tidings.delivery.job import DeliverJob
 from tidings.delivery.status import look
+from tidings.delivery.stream_job import Checkpoint
 from tidings.errors import PrerequisiteMissing
 from tidings_testing.processes import child
 from tidings_testing.real_space import RealSpace

@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
 from tidings.delivery.encoding import SCHEMA, Encoded, EncodingRules, RulesHolder, decode_rows, encode_partition
-from tidings.delivery.sent_rules import SentRules
+from tidings.delivery.range_encoder import SentRules
 from tidings.delivery.source import arrow_schema
 from tidings.model.rulebook import Rulebook
 from tidings.wire.message import Sender, compose

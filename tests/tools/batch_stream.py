@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidings.nats.blocking import Reply
-from tidings.nats.jetstream_api import BATCH_HAS_DUPLICATE, EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE
+from tidings.nats.errors import BATCH_HAS_DUPLICATE, NO_ROOM, WRONG_LAST_SEQUENCE
+from tidings.nats.jetstream_api import EXPECT_SEQUENCE
 from tidings.wire.records import Headers
 
 Sent = tuple[str, bytes, bytes]

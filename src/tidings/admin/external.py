@@ -27,9 +27,8 @@ from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UsageEr
 from tidings.nats import jwt
 from tidings.nats.address import parse_addresses, shown
 from tidings.nats.client import Connection, close_quietly, connect
-from tidings.nats.errors import NatsError, Unwritable
+from tidings.nats.errors import ApiError, NatsError, Unwritable
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import ApiError
 from tidings.server.config import RESERVE
 from tidings.server.keyring import Keyring
 from tidings.server.nats_server import MINIMUM_VERSION

@@ -27,9 +27,8 @@ from tidings.errors import AuthRevoked, BrokerFailed, ConfigError, ConflictError
 from tidings.nats import jwt
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.core import Msg
-from tidings.nats.errors import NatsError
+from tidings.nats.errors import NO_STREAM, ApiError, NatsError
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.nats.jetstream_api import NO_STREAM, ApiError
 from tidings.server.keyring import Keyring
 from tidings.server.nats_server import Broker, find_binary
 from tidings.server.streams import stream_specs

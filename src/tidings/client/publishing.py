@@ -19,8 +19,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
-
 from tidings.admin.identity import Identity
 from tidings.client.connection import AgentConnection
 from tidings.client.remote_changes import AccessWatch
@@ -43,8 +41,8 @@ from tidings.errors import (
     WireError,
 )
 from tidings.nats.client import Connection
-from tidings.nats.errors import NatsError, NoResponders, NotConnected
-from tidings.nats.jetstream_api import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY
+from tidings.nats.errors import ApiError, NatsError, NoResponders, NotConnected, Refusal
+from tidings.nats.jetstream import publish
 from tidings.util.backoff import Backoff
 from tidings.wire import message as wire
 from tidings.wire import signing
@@ -58,8 +56,8 @@ Kind = Literal["chat", "dm", "task"]
 STREAMS: dict[Kind, str] = {"chat": "log", "dm": "dm", "task": "task"}
 #: seconds; see `model/task_rules`. A task for another space that names none has the second
 LONGEST_DEADLINE, DEADLINE_ELSEWHERE = 30 * 86_400, 7 * 86_400
-#: between two tries of a message that the broker is too busy for
-BUSY_STREAM_PAUSE = 0.05
+#: before a connection that went is looked for again
+RECONNECT_PAUSE = 0.05
 #: between two tries of a message that nobody took: the broker starts, or the replicas of a stream choose a leader
 NOBODY = Backoff(0.05, 0.5)
 #: seconds for the steward to say why; it may wait for the same leader, and the message is not to wait for it
@@ -93,16 +91,6 @@ class Stored:
     #: the broker process that said so
     incarnation: str
 
-
-class _Answer(msgspec.Struct):
-    """The broker's acknowledgement."""
-
-    seq: int = 0
-    duplicate: bool = False
-    error: dict[str, Any] | None = None
-
-
-_ANSWERS = msgspec.json.Decoder(_Answer)
 
 # --- preparing ---
 
@@ -279,7 +267,7 @@ class Publisher:
             except (ConnectionLost, Reconnecting):
                 if only is not None or clock() >= deadline:
                     raise
-                await asyncio.sleep(BUSY_STREAM_PAUSE)
+                await asyncio.sleep(RECONNECT_PAUSE)
                 await self.connection.ready(deadline - clock())
 
     async def _confirmed(self, prepared: Prepared, msg_id: str, timeout: float, only: str | None) -> Stored:
@@ -291,14 +279,12 @@ class Publisher:
         while True:
             left = deadline - clock()
             connection = await self.connection.ready(left) if only is None else self._only(only)
+            run = None if only is None or connection.is_clustered else connection.incarnation
             try:
-                reply = await connection.request(subject, prepared.payload, headers=headers, timeout=left)
-                answer = _ANSWERS.decode(reply.data)
-                if not _passes(answer.error):
-                    break
-                if left < BUSY_STREAM_PAUSE:
-                    raise BrokerUnreachable(f"the broker is too busy to store {msg_id}: {_words(answer.error)}")
-                await asyncio.sleep(BUSY_STREAM_PAUSE)
+                ack = await publish(connection, subject, prepared.payload, headers, timeout=left, only=run)
+                return Stored(ack.seq, ack.duplicate, self.connection.incarnation_of(connection))
+            except ApiError as error:
+                raise _refusal(prepared, error) from error
             except NoResponders as error:
                 reason = await self._why_not_again(left, next(pauses), only)
                 if reason is not None and doubtful:
@@ -315,9 +301,6 @@ class Publisher:
                 # It may have been stored. Under the same id the broker stores it once.
                 doubtful = doubtful or not isinstance(error, NotConnected)
                 await asyncio.sleep(0)
-        if answer.error:
-            raise _refusal(prepared, answer.error)
-        return Stored(answer.seq, answer.duplicate, self.connection.incarnation_of(connection))
 
     def _only(self, incarnation: str) -> Connection:
         """The connection to this broker process: another one is not waited for."""
@@ -354,34 +337,20 @@ class Publisher:
         return None
 
 
-def _passes(error: dict[str, Any] | None) -> bool:
-    """Was it not stored only for now? The same id is under way, or the replicas of the stream have no leader."""
-    if not error:
-        return False
-    code = int(error.get("err_code", 0))
-    return code in (WRITE_UNDER_WAY, ID_UNDER_WAY) or (int(error.get("code", 0)) == 503 and code != NO_ROOM)
-
-
-def _words(error: dict[str, Any] | None) -> str:
-    return str((error or {}).get("description", ""))
-
-
-def _refusal(prepared: Prepared, error: dict[str, Any]) -> TidingsError:
-    code, words = int(error.get("err_code", 0)), _words(error)
-    if code == 10054 or "maximum message size" in words or "max message" in words:
-        return TooLarge(f"the broker refuses this message: {words}")
-    if code == NO_ROOM:
-        return _no_room(prepared, words)
-    return DeniedError(f"the broker refuses {prepared.subject}: {words} ({code})")
-
-
-def _no_room(prepared: Prepared, words: str) -> TidingsError:
-    to = prepared.destination
-    if "per subject" in words and prepared.kind == "dm":
-        return MailboxFull(f"the mailbox of {to} is full from you: 1,000 messages of yours wait there to be read")
-    if "per subject" in words and prepared.kind == "task":
-        return QueueFull(
-            f"the queue of {to} is full from you: 1,000 tasks of yours wait there to be finished; "
-            "wait for their results before you ask for more"
-        )
-    return LogFull(f"the broker has no room for this message: {words}")
+def _refusal(prepared: Prepared, error: ApiError) -> TidingsError:
+    to, words = prepared.destination, error.description
+    match error.refusal, prepared.kind:
+        case ((Refusal.BUSY | Refusal.UNAVAILABLE), _):
+            return BrokerUnreachable(f"the broker is too busy to store {prepared.id}: {words}")
+        case Refusal.TOO_LARGE, _:
+            return TooLarge(f"the broker refuses this message: {words}")
+        case Refusal.SUBJECT_FULL, "dm":
+            return MailboxFull(f"the mailbox of {to} is full from you: 1,000 messages of yours wait there to be read")
+        case Refusal.SUBJECT_FULL, "task":
+            return QueueFull(
+                f"the queue of {to} is full from you: 1,000 tasks of yours wait there to be finished; "
+                "wait for their results before you ask for more"
+            )
+        case ((Refusal.SUBJECT_FULL | Refusal.STREAM_FULL), _):
+            return LogFull(f"the broker has no room for this message: {words}")
+    return DeniedError(f"the broker refuses {prepared.subject}: {words} ({error.err_code})")

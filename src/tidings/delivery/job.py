@@ -11,33 +11,36 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidings.delivery.batch_sizing import measure
-from tidings.delivery.broker_state import DeliverFloor
+from tidings.delivery.broker_state import BrokerState, DeliverFloor
 from tidings.delivery.deliverer import DeliverBatch, Deliverer, Figures, resume_counters
 from tidings.delivery.encoding import Encoded
 from tidings.delivery.folders import folder_at
 from tidings.delivery.ledger import DeltaLedger, LedgerPaths, put_damaged_aside
-from tidings.delivery.mailboxes import Mailboxes
+from tidings.delivery.publishing import Outgoing, batch_of, publish_in_order, store_blocks
 from tidings.delivery.range_encoder import RangeEncoder
 from tidings.delivery.source import offset_at
 from tidings.delivery.storage import is_folder
 from tidings.delivery.stream_job import JobSettings, StreamJob, Tally, first_words
 from tidings.delivery.stream_reader import StreamReader
 from tidings.errors import ConflictError, StoreBroken, UnhealthyError
+from tidings.model.blocks import BlockInfo, MadeBlock
 from tidings.model.deferred import Debts
-from tidings.model.planning import BATCH_BYTES
+from tidings.model.planning import BATCH_BYTES, FramePlan, Plan
 from tidings.model.projection import Table
 from tidings.model.unread import UnreadWindow
+from tidings.nats.jetstream_blocking import BlockingJetStream
 from tidings.server.lease import DeliverLease
 from tidings.server.log import ruling_steps
 from tidings.util.private_files import own_secret
-from tidings.wire.frames import SECRET_BYTES, BlockSealer
+from tidings.wire.frames import HEAD_HEADER, SECRET_BYTES, BlockSealer, encode_frame, frame_id
 from tidings.wire.records import StoredRecord
 from tidings.wire.subjects import StateKey, Subjects
 
@@ -366,3 +369,61 @@ class DeliverJob(StreamJob):
                 self.mailboxes.put(StateKey.DELIVER_FIGURES, said, entry.revision if entry else 0)
         finally:
             self._lock.release()
+
+
+class Mailboxes(BrokerState):
+    """The mailboxes as the deliverer wants them, over a connection of their own: frames go to DLV under the lease,
+    blocks that frames only name to BLK before them."""
+
+    def __init__(self, asking: BlockingJetStream, publishing: BlockingJetStream, lease: DeliverLease) -> None:
+        super().__init__(asking, lease.subjects)
+        self._publishing, self._lease = publishing, lease
+        #: names and closes what is stored; set before anything is published
+        self.sealer: BlockSealer
+        self.blocks: Sequence[MadeBlock] = ()
+        self.head = 0
+        self._refs: dict[int, bytes] = {}
+
+    def store(self, blocks: Sequence[int]) -> Collection[int]:
+        outgoing = {index: self._sealed(index) for index in blocks}
+        refused, serves = store_blocks(self._publishing.connection, outgoing)
+        if not serves:
+            self._publishing.close()
+        if refused:
+            why = next(iter(refused.values()))
+            log.warning("%d blocks travel in frames, because they could not be stored: %s", len(refused), why)
+        return refused
+
+    def _sealed(self, index: int) -> Iterator[Outgoing]:
+        """Sealed when its turn comes: only what is on its way is held twice."""
+        block = self.blocks[index]
+        sealed = self.sealer.seal(block.info.channel, block.data, block.seqs)
+        self._refs[index] = sealed.ref
+        yield Outgoing(self.subjects.block(sealed.name), None, sealed.data)
+
+    def publish(self, planned: Plan, blocks: Sequence[BlockInfo]) -> Mapping[str, Sequence[int]]:
+        assert len(blocks) == len(self.blocks)
+        outgoing = partial(self._outgoing, planned.refs)
+        frames = {owner: map(outgoing, frames) for owner, frames in planned.frames.items()}
+        sent = publish_in_order(self._publishing.connection, frames, self._lease.fence, batch=self._batch())
+        self._refs.clear()
+        return {owner: each.sequences for owner, each in sent.items()}
+
+    def _batch(self) -> int | None:
+        """How many frames go at a time under the lease: with replicas a batch of them, or one; else many alone."""
+        if not self._publishing.replicated:
+            return None
+        return batch_of(self._delivery_info()["config"])
+
+    def _known_through(self) -> int:
+        return self._lease.seq if self._lease.replicated else 0
+
+    def end(self) -> int:
+        return self._lease.seq - 1
+
+    def _outgoing(self, refs: frozenset[int], frame: FramePlan) -> Outgoing:
+        blocks = [self._refs[index] if index in refs else self.blocks[index].data for index in frame.blocks]
+        epoch = self.sealer.epoch
+        data = encode_frame(frame.owner, epoch, frame.series, frame.number, blocks, prev=frame.prev, lost=frame.lost)
+        subject = self.subjects.delivery(frame.owner)
+        return Outgoing(subject, frame_id(data), data, ((HEAD_HEADER, str(self.head)),))

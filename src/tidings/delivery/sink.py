@@ -6,9 +6,9 @@ of them). Options: `url` and those of `login.py`; `order`; and for a fence `leas
 refuses every row once the lease has a newer record (`LeaseLost`).
 
 `order`: "pipelined" (default), rows go out one after the other without waiting and are stored in that order unless one
-is refused (`stream_writer.py`); "strict", a row waits until the one before it of the same subject is acknowledged, and
+is refused (`publish_rows`); "strict", a row waits until the one before it of the same subject is acknowledged, and
 a subject that refused one gets no more (`publishing.py`). Under a fence a stream with replicas takes one write at a
-time, so rows go in atomic batches then, whatever `order` says (`batches.py`). Either way order is kept within a
+time, so rows go in atomic batches then, whatever `order` says (`BatchPublisher`). Either way order is kept within a
 partition, what is under way at a time is bounded, and a refusal fails the task; nothing is skipped.
 """
 
@@ -17,21 +17,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from tidings.delivery.batches import batch_of
 from tidings.delivery.login import Login, checked_url
 from tidings.delivery.options import GivenOptions
-from tidings.delivery.outgoing import Outgoing
-from tidings.delivery.publishing import publish_in_order
-from tidings.delivery.stream_writer import ROWS_IN_FLIGHT, PipelinedWriter, Ready
+from tidings.delivery.publishing import ROWS_IN_FLIGHT, Outgoing, batch_of, publish_in_order, publish_rows
 from tidings.errors import UnhealthyError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream_api import EXPECT_SUBJECT, fence
-from tidings.nats.jetstream_blocking import WorkerConnection
+from tidings.nats.jetstream_blocking import Message, WorkerConnection
 from tidings.wire.records import encode_headers
 
 KNOWN = ("url", "name", *Login.NAMES, "subject", "order", "maxInFlight", "leaseSubject", "leaseSeq")
@@ -128,10 +126,8 @@ def publish_batches(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> 
         size = _batch_size(connection, options)
         if options.strict or size is not None:
             return Written(sum(_publish_strictly(connection, options, batch, size) for batch in batches))
-        writer = PipelinedWriter(connection, options.in_flight)
-        for batch in batches:
-            writer.write(_ready(options, batch))
-        return Written(writer.finish())
+        rows = chain.from_iterable(_messages(options, batch) for batch in batches)
+        return Written(publish_rows(connection, rows, options.in_flight))
     finally:
         connection.close()
 
@@ -164,7 +160,7 @@ def _publish_strictly(
     return int(batch.num_rows)
 
 
-def _ready(options: SinkOptions, batch: pa.RecordBatch) -> Iterator[Ready]:
+def _messages(options: SinkOptions, batch: pa.RecordBatch) -> Iterator[Message]:
     same = tuple(options.fence.items())
     for subject, name, data, headers in _rows(options, batch):
         yield subject, encode_headers((("Nats-Msg-Id", name), *same, *headers)), data

@@ -8,6 +8,7 @@ a failed batch starts the query again from its checkpoint; a lost lease ends the
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -21,10 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from tidings.delivery.checkpoint import Checkpoint
 from tidings.delivery.deliverer import OLD_LOG
-from tidings.delivery.folders import folder_at
-from tidings.delivery.heartbeat import Heartbeat, JvmWatchdog
+from tidings.delivery.folders import CheckpointFolder, folder_at
 from tidings.delivery.range_encoder import SMALL_RECORDS
 from tidings.delivery.session import gone
 from tidings.delivery.source import NatsSource, mark_of, offset_at, regressed
@@ -35,6 +34,7 @@ from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.server.lease import DeliverLease
 from tidings.util.backoff import Backoff
 from tidings.util.private_files import read_private
+from tidings.wire.message import new_id
 from tidings.wire.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -45,6 +45,12 @@ RESTART = Backoff(1.0, 3.0)
 #: a task for fewer records and fewer bytes costs more than it saves, and every task ends the blocks of its channels
 SMALLEST_PART = 2_000
 SMALLEST_PART_BYTES = 1024 * 1024
+#: seconds between two beats of the lease; without an answer of the JVM for `JVM_SILENT` nobody may say that delivery
+#: runs, and after `JVM_STUCK` it is not waited for any more
+BEAT_EVERY, JVM_SILENT, JVM_STUCK = 2.0, 15.0, 60.0
+#: in this order Spark writes a checkpoint: what a batch will be, then that it is done
+CHECKPOINT_LOGS, CHECKPOINT_VERSION = ("offsets", "commits"), "v1"
+ATTEMPTS, IDENTITY = "tidings-attempts", "tidings-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,3 +320,178 @@ def first_words(error: Exception) -> str:
 def agrees(reader: StreamReader, offset: Mapping[str, Any]) -> bool:
     """Is the record at the offset still the one it was?"""
     return bool(offset["seq"] == 0 or (offset["mark"] and mark_of(reader.at(offset["seq"])) == offset["mark"]))
+
+
+class JvmWatchdog:
+    """Ask until `end`; what asking raises ends the asking, and is for others to see.
+
+    The JVM is asked in a thread of its own, because whoever asks a process that is stopped waits for ever. A long batch
+    or collection of garbage is no silence: other threads of the JVM answer meanwhile.
+    """
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        self._ask = ask
+        self._over = threading.Event()
+        self._answered = time.monotonic()
+        self._ended = False
+        threading.Thread(target=self._run, name="jvm-watchdog", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                self._ask()
+                self._answered = time.monotonic()
+                self._over.wait(BEAT_EVERY)
+        except Exception:  # noqa: BLE001  # boundary: a JVM that is gone is found by who uses it, with its reason
+            self._ended = True
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the last answer; 0 once nobody asks."""
+        return 0.0 if self._ended or self._over.is_set() else time.monotonic() - self._answered
+
+    def end(self) -> None:
+        """Nobody asks any more. A question without an answer is left to its thread."""
+        self._over.set()
+
+
+class Heartbeat:
+    """Says that the holder of the lease lives, in a thread of its own: a long batch or payment must not look dead."""
+
+    def __init__(self, lease: DeliverLease, on_stuck: Callable[[str], None] = lambda _why: None) -> None:
+        self._lease = lease
+        self._over = False
+        self._due = threading.Event()
+        self._delivers = False
+        #: set while a query runs
+        self.watchdog: JvmWatchdog | None = None
+        self._on_stuck = on_stuck
+        self._failure: TidingsError | None = None
+        self._thread = threading.Thread(target=self._run, name="deliver-beat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._due.wait(self._lease.ttl / 3)
+            self._due.clear()
+            if self._over:
+                return
+            self._look()
+            try:
+                self._lease.beat()
+            except TidingsError as error:
+                self._failure = error
+                return
+
+    def _look(self) -> None:
+        silent = self.watchdog.silent_for if self.watchdog is not None else 0.0
+        self._lease.delivers = self._delivers and silent < JVM_SILENT
+        if silent >= JVM_STUCK:
+            self._on_stuck(f"the JVM of Spark has not answered for {silent:.0f} s: it is stopped, or hangs")
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def say(self, *, delivers: bool) -> None:
+        """From now on, and at once, every beat says whether a query runs."""
+        self._delivers = delivers
+        self._due.set()
+
+    def end(self) -> None:
+        self._over = True
+        self._due.set()
+        self._thread.join()
+
+
+class Checkpoint:
+    """The folder that Spark is given, what we keep in it, and whether it can be read at all.
+
+    A crash within a power cut can leave a file of it empty or torn, and Spark then refuses to start, for ever. Nothing
+    is lost with a checkpoint: the deliver floor and the ledger know how far delivery is. So one that cannot be read is
+    put aside, which is said, and a new one begins at the floor.
+    """
+
+    def __init__(self, folder: CheckpointFolder) -> None:
+        self.folder = folder
+
+    def offsets(self) -> list[dict[str, Any]]:
+        """What Spark wrote down before each batch, oldest first: {epoch, seq, mark} of the last ones."""
+        found = (self._offset(number) for number in self._numbers("offsets"))
+        return [offset for offset in found if offset is not None]
+
+    def range_of(self, number: int) -> tuple[int | None, int]:
+        """(after, through) of a batch as Spark wrote it down; after is None for the first one."""
+        through = self._offset(number)
+        if through is None:
+            raise UnhealthyError(f"{self.folder.place} says nothing of batch {number}, which Spark runs")
+        before = self._offset(number - 1)
+        return (None if before is None else int(before["seq"])), int(through["seq"])
+
+    def _offset(self, number: int) -> dict[str, Any] | None:
+        lines = self._text(f"offsets/{number}").splitlines()
+        return dict(json.loads(lines[2])) if len(lines) >= 3 and lines[2].startswith("{") else None
+
+    def _text(self, name: str) -> str:
+        return (self.folder.read(name) or b"").decode()
+
+    def pending(self) -> int | None:
+        """The batch that was begun and not committed; None if there is none."""
+        newest, done = ((self._numbers(name) or [-1])[-1] for name in CHECKPOINT_LOGS)
+        return newest if newest > done else None
+
+    def count_attempt(self, number: int) -> int:
+        """Write down that a batch is begun once more. Answers how often it was since `count_success`."""
+        known = self._text(ATTEMPTS).split()
+        before = int(known[1]) if len(known) == 2 and known[0] == str(number) and known[1].isdigit() else 0
+        self.folder.write(ATTEMPTS, f"{number} {before + 1}".encode())
+        return before + 1
+
+    def count_success(self) -> None:
+        """Whatever ended the attempts before, the batch as it is cut now can be read and encoded."""
+        self.folder.remove(ATTEMPTS)
+
+    def identity(self) -> str:
+        """Its own word: a new checkpoint counts batches from zero under another one."""
+        if self.folder.read(IDENTITY) is None:
+            self.folder.write(IDENTITY, new_id().encode())
+        return self._text(IDENTITY).strip()
+
+    def retire(self) -> None:
+        """Put it aside; the next one is new."""
+        self.folder.put_aside(new_id())
+
+    def damage(self) -> str | None:
+        """Which file of it cannot be read, if any, and why."""
+        for name in (
+            "metadata",
+            IDENTITY,
+            *(f"{log}/{number}" for log in CHECKPOINT_LOGS for number in self._numbers(log)),
+        ):
+            content = self.folder.read(name)
+            if content is not None and (why := _fault_of(name, content)):
+                return f"{name} {why}"
+        return None
+
+    def _numbers(self, name: str) -> list[int]:
+        return sorted(int(each) for each in self.folder.names(name) if each.isdigit())
+
+
+def _fault_of(name: str, content: bytes) -> str | None:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return "is not text"
+    lines = text.splitlines()
+    if not text.strip():
+        return "is empty"
+    if name == IDENTITY:
+        return None
+    if "/" in name and (lines.pop(0) != CHECKPOINT_VERSION or not lines):
+        return f"does not begin with {CHECKPOINT_VERSION}, or ends there"
+    try:
+        for line in lines:
+            json.loads(line)
+    except ValueError:
+        return "is torn, or holds what Spark did not write"
+    return None

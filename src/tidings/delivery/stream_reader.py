@@ -15,7 +15,8 @@ from tidings.delivery.login import Login
 from tidings.errors import BrokerUnreachable, UsageError
 from tidings.nats import jetstream_api as api
 from tidings.nats.address import shown
-from tidings.nats.jetstream_api import NO_STREAM, Answer, ApiError, Ask, AskPage, RangeReader
+from tidings.nats.errors import NO_STREAM, ApiError
+from tidings.nats.jetstream_api import Answer, Ask, AskPage, RangeReader
 from tidings.nats.jetstream_blocking import BlockingJetStream, WorkerConnection
 from tidings.wire.records import Missing, Page, StoredRecord
 

@@ -7,7 +7,6 @@ does not come says nothing, and is told as that.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ import msgspec
 
 from tidings.errors import (
     BrokerUnreachable,
-    DeniedError,
     HeaderRefused,
     LogFull,
     MailboxFull,
@@ -29,11 +27,11 @@ from tidings.errors import (
 from tidings.links.connection import LinkConnection
 from tidings.links.paging import PAGE_RECORDS
 from tidings.links.ports import AdmittedAt, IndexPage, IndexRow, LinkAdmission, LocalFacts
-from tidings.nats.aio import Subscription
 from tidings.nats.client import Connection
-from tidings.nats.core import Msg
-from tidings.nats.errors import NatsError, NotConnected
-from tidings.nats.jetstream_api import ID_UNDER_WAY, NO_ROOM, WRITE_UNDER_WAY
+from tidings.nats.core import header_block
+from tidings.nats.errors import ApiError, NatsError, NoResponders, NotConnected, PublishDenied, Refusal, Unwritable
+from tidings.nats.jetstream import publish, publish_all
+from tidings.nats.jetstream_api import Ack
 from tidings.rpc.control import ControlClient
 from tidings.wire.links import origin_fields
 from tidings.wire.message import MAX_PAYLOAD
@@ -45,10 +43,6 @@ from tidings.wire.subjects import ADMISSION_SERVICE, Subjects
 WINDOW, WINDOW_BYTES = PAGE_RECORDS, 4 * 1024 * 1024
 #: seconds for an acknowledgement; the broker forgets it then
 PATIENCE = 5.0
-#: a cluster that looks at another write is asked again so often, after a pause
-BUSY_TRIES, BUSY_PAUSE = 40, 0.05
-_MESSAGE_SIZE_EXCEEDED = 10054
-_NO_RESPONDERS = 503
 
 
 class PeerProgress(msgspec.Struct, frozen=True):
@@ -81,15 +75,6 @@ class LocalLinks(NamedTuple):
     name: str
     facts: LocalFacts
     links: tuple[LinkInForce, ...]
-
-
-class _Ack(msgspec.Struct):
-    seq: int = 0
-    duplicate: bool = False
-    error: dict[str, Any] | None = None
-
-
-_ACKS = msgspec.json.Decoder(_Ack)
 
 
 class LocalSpace:
@@ -140,25 +125,35 @@ class LocalSpace:
         return await self._put("tasks", self.subjects.task(role, sender), payload, headers)
 
     async def _put(self, what: str, subject: str, payload: bytes, headers: Mapping[str, str]) -> int:
-        who, connection = f"space {self.subjects.space}", await self.connection.get()
+        connection = await self.connection.get()
         if len(payload) > MAX_PAYLOAD:
             raise TooLarge(f"{what} of {len(payload)} bytes: that is larger than any message may be")
         try:
-            answer = _ACKS.decode((await connection.request(subject, payload, headers=headers, timeout=PATIENCE)).data)
-        except TimeoutError as error:
-            raise OutcomeUnknown(f"no acknowledgement of {what} came from {who} in time") from error
-        except (NatsError, OSError, msgspec.MsgspecError) as error:
-            raise BrokerUnreachable(f"nobody takes {what} in {who} now ({error})") from error
-        if answer.error is None:
-            return answer.seq
-        code, words = answer.error.get("err_code"), str(answer.error.get("description", ""))[:200]
-        if code == NO_ROOM and "per subject" in words:
-            raise MailboxFull(f"there is no room for more {what} of this sender in {who}: {words}")
-        if code == NO_ROOM:
-            raise LogFull(f"there is no room for more {what} in {who}: {words}")
-        if code == _MESSAGE_SIZE_EXCEEDED:
-            raise TooLarge(f"{who} takes no {what} of that size: {words}")
-        raise BrokerUnreachable(f"{who} did not take {what}: {words}")
+            return (await publish(connection, subject, payload, headers, timeout=PATIENCE)).seq
+        except (PublishDenied, NoResponders) as error:
+            raise BrokerUnreachable(f"nobody takes {what} in space {self.subjects.space} now ({error})") from error
+        except (ApiError, NatsError, OSError) as error:
+            raise self.failure(error) from error
+
+    def failure(self, error: Exception) -> TidingsError:
+        """What it means for a message that publishing it raised this: why it is not stored, or that nobody knows."""
+        name = self.subjects.space
+        match error:
+            case ApiError(refusal=Refusal.SUBJECT_FULL):
+                return MailboxFull(f"there is no room for more of this sender in space {name}: {error.description}")
+            case ApiError(refusal=Refusal.STREAM_FULL):
+                return LogFull(f"the log of space {name} is full: {error.description}")
+            case ApiError(refusal=Refusal.TOO_LARGE):
+                return TooLarge(f"space {name} takes nothing of that size: {error.description}")
+            case ApiError():
+                return BrokerUnreachable(f"space {name} did not take it: {error.description}")
+            case NotConnected():
+                return BrokerUnreachable(f"this space's broker is away ({error})")
+            case OutcomeUnknown() | PublishDenied() | Unwritable():
+                return error
+            case TimeoutError():
+                return OutcomeUnknown("no acknowledgement came in time: whether it is stored is not known")
+        return OutcomeUnknown(f"the connection went: whether it is stored is not known ({error})")
 
 
 class LocalDestination:
@@ -190,46 +185,17 @@ class LocalDestination:
         return done
 
     async def _admit(self, window: Sequence[LinkAdmission], epoch: str) -> list[AdmittedAt | TidingsError]:
+        """All are on their way before the first answer is waited for."""
         connection = await self.space.connection.get()
-        if self._asked is None or self._asked[1] != epoch:
+        if self._asked is None or self._asked[1] != epoch or self._asked[0] != connection.incarnation:
             return [self._not_looked_for()] * len(window)
-        inbox = connection.new_inbox()
-        answers = await connection.subscribe(f"{inbox}.*")
-        try:
-            return await self._put(connection, answers, inbox, window)
-        finally:
-            await answers.unsubscribe()
+        written = [self._written(each) for each in window]
+        messages = [each for each in written if not isinstance(each, TidingsError)]
+        answers = iter(await publish_all(connection, messages, timeout=self.patience, only=self._asked[0]))
+        return [each if isinstance(each, TidingsError) else await self._read(next(answers)) for each in written]
 
-    async def _put(
-        self, connection: Connection, answers: Subscription, inbox: str, window: Sequence[LinkAdmission]
-    ) -> list[AdmittedAt | TidingsError]:
-        """All are on their way before the first answer is waited for; what is busy is tried again alone."""
-        found: dict[int, AdmittedAt | TidingsError] = {}
-        waiting: set[int] = set()
-        denied: list[str] = []
-        connection.on_complaint.append(denied.append)
-        try:
-            for number, each in enumerate(window):
-                problem = await self._publish(connection, each, f"{inbox}.{number}")
-                if problem is None:
-                    waiting.add(number)
-                else:
-                    found[number] = problem
-            found |= await self._collect(connection, answers, inbox, window, waiting)
-        finally:
-            connection.on_complaint.remove(denied.append)
-        refusal = next((each for each in denied if "permissions violation for publish" in each.lower()), None)
-        return [self._final(found.get(number), refusal) for number in range(len(window))]
-
-    @staticmethod
-    def _final(found: AdmittedAt | TidingsError | None, refusal: str | None) -> AdmittedAt | TidingsError:
-        if found is not None:
-            return found
-        if refusal is not None:
-            return DeniedError(f"this space's broker does not let its worker of links publish: {refusal}")
-        return OutcomeUnknown("no acknowledgement came in time: whether it is stored is not known")
-
-    async def _publish(self, connection: Connection, each: LinkAdmission, reply: str) -> TidingsError | None:
+    def _written(self, each: LinkAdmission) -> tuple[str, bytes, bytes] | TidingsError:
+        """Subject, header block and payload, or why it can never be written."""
         record = each.record
         if len(record.payload) > MAX_PAYLOAD:
             return TooLarge(f"record {record.seq} has {len(record.payload)} bytes, more than a message may")
@@ -237,79 +203,25 @@ class LocalDestination:
             return HeaderRefused(f"record {record.seq} has no signature that can be written")
         headers = dict(origin_fields(record.origin, record.channel, record.hops))
         headers |= {SIGNATURE_HEADER: record.signature, "Nats-Msg-Id": each.message_id}
-        if self._asked is None or connection.incarnation != self._asked[0]:
-            return self._not_looked_for()
         try:
             subject = self.space.subjects.via(self.link, record.sender, each.ours)
-            await connection.publish(subject, record.payload, reply=reply, headers=headers)
-        except NotConnected as error:
-            return BrokerUnreachable(f"this space's broker is away ({error})")
+            return subject, header_block(headers.items()), record.payload
         except TidingsError as error:  # what cannot be written is a WireError, a name that is none a UsageError
             return error
-        except (NatsError, OSError) as error:
-            return OutcomeUnknown(f"the connection went: whether it is stored is not known ({error})")
-        return None
+
+    async def _read(self, answer: Ack | Exception) -> AdmittedAt | TidingsError:
+        if isinstance(answer, NoResponders):
+            return await self._why_nobody_takes_it()
+        if isinstance(answer, Exception):
+            return self.space.failure(answer)
+        self.space.acknowledged = max(self.space.acknowledged, answer.seq)
+        return AdmittedAt(answer.seq, answer.duplicate)
 
     def _not_looked_for(self) -> NotLookedFor:
         return NotLookedFor(
             f"the broker of space {self.space.subjects.space} is another process than the one that was asked what it "
             "holds: nothing was sent, and it is asked again"
         )
-
-    async def _collect(
-        self,
-        connection: Connection,
-        answers: Subscription,
-        inbox: str,
-        window: Sequence[LinkAdmission],
-        waiting: set[int],
-    ) -> dict[int, AdmittedAt | TidingsError]:
-        found: dict[int, AdmittedAt | TidingsError] = {}
-        tries: dict[int, int] = {}
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self.patience
-        while waiting and (left := deadline - clock()) > 0:
-            try:
-                message = await answers.next(left)
-            except TimeoutError:
-                break
-            except NatsError as error:
-                for number in waiting:
-                    found[number] = OutcomeUnknown(f"the connection went: whether it is stored is not known ({error})")
-                break
-            number = int(message.subject.rpartition(".")[2])
-            if number not in waiting:
-                continue
-            answer = await self._read(message)
-            if answer is None and tries.get(number, 0) < BUSY_TRIES:
-                tries[number] = tries.get(number, 0) + 1
-                await asyncio.sleep(BUSY_PAUSE)
-                answer = await self._publish(connection, window[number], f"{inbox}.{number}")
-                if answer is None:
-                    continue
-            waiting.discard(number)
-            found[number] = answer or BrokerUnreachable("this space's broker is busy and stored nothing: ask again")
-        return found
-
-    async def _read(self, message: Msg) -> AdmittedAt | TidingsError | None:
-        """What became of a record; None if the broker was busy, and nothing was stored."""
-        if message.status == _NO_RESPONDERS:
-            return await self._why_nobody_takes_it()
-        try:
-            ack = _ACKS.decode(message.data)
-        except msgspec.MsgspecError:
-            return OutcomeUnknown("the broker's acknowledgement could not be read")
-        if ack.error is None:
-            self.space.acknowledged = max(self.space.acknowledged, ack.seq)
-            return AdmittedAt(ack.seq, ack.duplicate)
-        code, words = ack.error.get("err_code"), str(ack.error.get("description", ""))[:200]
-        if code in (ID_UNDER_WAY, WRITE_UNDER_WAY):
-            return None
-        if code == NO_ROOM:
-            return LogFull(f"the log of space {self.space.subjects.space} is full: {words}")
-        if code == _MESSAGE_SIZE_EXCEEDED:
-            return TooLarge(f"the log of space {self.space.subjects.space} takes no record of that size: {words}")
-        return BrokerUnreachable(f"the log of space {self.space.subjects.space} did not take a record: {words}")
 
     async def _why_nobody_takes_it(self) -> TidingsError:
         """The gate is closed, or there is no leader just now. Nothing was stored."""

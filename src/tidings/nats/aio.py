@@ -304,17 +304,22 @@ class Connection:
         await socket.has_room()
 
     async def request(
-        self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = 5.0
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 5.0,
+        only: str | None = None,
     ) -> Msg:
         """One answer. `PublishDenied`, `NoResponders` and `ConnectionGone` come at once; `TimeoutError` says nothing
-        about what happened. A connection that reconnects meanwhile is waited for."""
+        about what happened. A connection that reconnects meanwhile is waited for, unless `only` one run of the broker
+        (its `incarnation`) may get it: `NotConnected` if that is gone."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        socket = self._live() if self.is_connected else await self._live_within(timeout)
-        if socket.paused:
-            async with asyncio.timeout_at(deadline):
-                await socket.has_room()
-            socket = self._live()
+        socket = self._live() if only is not None or self.is_connected else await self._live_within(timeout)
+        if socket.paused or only is not None:
+            socket = await self._writable(deadline, only)
         waiter: asyncio.Future[Msg] = loop.create_future()
         timer = loop.call_at(deadline, fail, waiter, TimeoutError())
         token = None
@@ -333,6 +338,43 @@ class Connection:
         if message.block and message.status == 503:
             raise NoResponders(f"nobody listens on {subject}")
         return message
+
+    async def request_all(
+        self, messages: Sequence[tuple[str, bytes, bytes]], *, timeout: float, only: str | None = None
+    ) -> list[Msg | Exception]:
+        """The answers to (subject, header block, payload) of many, as of `request`, or why there is none of each.
+
+        All are written, in order, before the first answer is waited for: how many is for the caller to bound.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        socket = await self._writable(deadline, only)
+        core, tokens, waiters = socket.core, list[bytes](), list[asyncio.Future[Msg]]()
+        for subject, block, payload in messages:
+            waiter: asyncio.Future[Msg] = loop.create_future()
+            waiters.append(waiter)
+            try:
+                tokens.append(core.request(subject, payload, block, waiter))
+            except NatsError as error:
+                waiter.set_exception(error)
+            socket.flush_soon()
+        try:
+            await asyncio.wait(waiters, timeout=deadline - loop.time())
+        finally:
+            for token in tokens:
+                core.waiting.pop(token, None)
+        return [_outcome(waiter) for waiter in waiters]
+
+    async def _writable(self, deadline: float, only: str | None) -> AioSocket:
+        """The socket, once it takes more; `NotConnected` if it goes to another run of the broker than `only`."""
+        socket = self._live()
+        if socket.paused:
+            async with asyncio.timeout_at(deadline):
+                await socket.has_room()
+            socket = self._live()
+        if only is not None and only != self.incarnation:
+            raise NotConnected("another run of the broker answers now")
+        return socket
 
     async def flush(self, timeout: float = 5.0) -> None:
         """A round trip: the server has read all that was written before."""
@@ -513,6 +555,14 @@ class Connection:
         except BaseException:
             socket.transport.abort()
             raise
+
+
+def _outcome(waiter: asyncio.Future[Msg]) -> Msg | Exception:
+    if not waiter.done():
+        return TimeoutError()
+    error = waiter.exception()
+    assert error is None or isinstance(error, Exception)
+    return error or waiter.result()
 
 
 def _wake_one(wakes: deque[asyncio.Future[None]]) -> None:

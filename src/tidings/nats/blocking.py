@@ -99,7 +99,6 @@ class BlockingConnection:
     def _greet(self, host: str, context: ssl.SSLContext | None, *, tls_first: bool) -> None:
         if context is not None and tls_first:
             self._sock = context.wrap_socket(self._sock, server_hostname=host)
-        self._sock.settimeout(self.timeout)
         info = self._until(Info)
         assert isinstance(info, Info)
         if not tls_first and (context is not None or info.fields.get("tls_required")):
@@ -168,8 +167,7 @@ class BlockingConnection:
     def replies(self, timeout: float | None = None) -> Iterator[Reply]:
         """Every answer that comes, until the caller stops asking. `timeout` seconds of silence end it."""
         while True:
-            self._sock.settimeout(timeout or self.timeout)
-            event = self._next()
+            event = self._next(timeout or self.timeout)
             if type(event) is Msg and event.sid == ANSWERS:
                 yield self._reply(event)
 
@@ -181,8 +179,7 @@ class BlockingConnection:
         wanted = b"%d" % token
         while True:
             yield from self._core.whole_answers(wanted)
-            self._sock.settimeout(timeout or self.timeout)
-            event = self._next()  # a part of an answer, or something else: the careful way
+            event = self._next(timeout or self.timeout)  # a part of an answer, or something else: the careful way
             if type(event) is Msg and event.sid == ANSWERS and self._core.token_of(event) == wanted:
                 yield event.block, event.data
 
@@ -190,7 +187,6 @@ class BlockingConnection:
         """A round trip: everything sent before has reached the server. Answers that come meanwhile are dropped."""
         self._core.ping()
         self._flush()
-        self._sock.settimeout(self.timeout)
         self._until(Pong)
 
     # --- events ---
@@ -200,12 +196,13 @@ class BlockingConnection:
         return Reply(int(token) if token.isdigit() else 0, message.block, message.data)
 
     def _until(self, kind: type[Event]) -> Event:
-        while not isinstance(event := self._next(), kind):
+        while not isinstance(event := self._next(self.timeout), kind):
             pass
         return event
 
-    def _next(self) -> Event:
+    def _next(self, timeout: float) -> Event:
         while (event := self._core.next_event()) is None:
+            self._sock.settimeout(timeout)
             self._fill()
         if type(event) is Complaint:
             raise _error_of(event)

@@ -1,29 +1,95 @@
-"""JetStream on an event loop: the steps of `jetstream_api.py` over one connection.
+"""JetStream on an event loop: the steps of `jetstream_api.py` over one connection, and `publish` for agents and links.
 
-It adds no caching and no retry. Reads end only where the stream's leader says that there is no more, or, of a stream
-with replicas, where one of them proves it.
+It adds no caching, and repeats nothing but a message that the broker says it did not store for now. Reads end only
+where the stream's leader says that there is no more, or, of a stream with replicas, where one of them proves it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
 from tidings.errors import TidingsError
 from tidings.nats import jetstream_api as api
 from tidings.nats.client import Connection
-from tidings.nats.errors import NatsError
-from tidings.nats.jetstream_api import Answer, Ask, AskPage, RangeReader, Request, Steps
+from tidings.nats.core import Msg
+from tidings.nats.errors import ApiError, NatsError, NoResponders
+from tidings.nats.jetstream_api import Ack, Answer, Ask, AskPage, RangeReader, Request, Steps, read_ack
 from tidings.wire.records import Page, StoredRecord
 
-__all__ = ["PAGE", "PAGE_BYTES", "JetStream", "StoredRecord"]
+__all__ = ["PAGE", "PAGE_BYTES", "JetStream", "StoredRecord", "publish", "publish_all"]
 
 PAGE = 1_000
 #: of one answer; several may be under way on a connection, which the broker cuts when 8 MB wait for it
 PAGE_BYTES = 1024 * 1024
+#: seconds between two tries of a message that the broker cannot store for now
+BUSY_PAUSE = 0.05
 T = TypeVar("T")
+
+
+async def publish(
+    connection: Connection,
+    subject: str,
+    payload: bytes,
+    headers: Mapping[str, str],
+    *,
+    timeout: float,
+    only: str | None = None,
+) -> Ack:
+    """Publish on this connection and wait until it is stored. Several may be under way: they leave in order.
+
+    Nothing was stored: `ApiError` (its `refusal` says why; a temporary one was tried again in time), `NoResponders`,
+    `NotConnected`, `PublishDenied`, `Unwritable`. It may be stored: `TimeoutError`, `ConnectionGone`, `OutcomeUnknown`.
+    `only`: as of `Connection.request`.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + timeout
+    while True:
+        reply = await connection.request(subject, payload, headers=headers, timeout=deadline - clock(), only=only)
+        try:
+            return read_ack(subject, reply.block, reply.data)
+        except ApiError as error:
+            if not error.is_temporary or clock() + BUSY_PAUSE > deadline:
+                raise
+        await asyncio.sleep(BUSY_PAUSE)
+
+
+async def publish_all(
+    connection: Connection, messages: Sequence[tuple[str, bytes, bytes]], *, timeout: float, only: str | None = None
+) -> list[Ack | Exception]:
+    """`publish` for (subject, header block, payload) of many at once: what became of each, or what it would raise."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + timeout
+    found: list[Ack | Exception] = [TimeoutError()] * len(messages)
+    due: Sequence[int] = range(len(messages))
+    while due:
+        batch = [messages[number] for number in due]
+        replies: Sequence[Msg | Exception]
+        try:
+            replies = await connection.request_all(batch, timeout=deadline - clock(), only=only)
+        except (NatsError, OSError) as error:
+            replies = [error] * len(batch)
+        for number, (subject, _, _), reply in zip(due, batch, replies, strict=True):
+            found[number] = _became(subject, reply)
+        if clock() + BUSY_PAUSE > deadline:
+            break
+        due = [number for number in due if isinstance(each := found[number], ApiError) and each.is_temporary]
+        if due:
+            await asyncio.sleep(BUSY_PAUSE)
+    return found
+
+
+def _became(subject: str, reply: Msg | Exception) -> Ack | Exception:
+    if isinstance(reply, Exception):
+        return reply
+    if reply.block and reply.status == 503:
+        return NoResponders(f"nobody listens on {subject}")
+    try:
+        return read_ack(subject, reply.block, reply.data)
+    except TidingsError as error:
+        return error
 
 
 class JetStream:

@@ -22,25 +22,27 @@ from collections.abc import Generator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from tidings.errors import BrokerUnreachable, ConflictError, LogGap, LogRegressed, OutcomeUnknown, TidingsError
+import msgspec
+
+from tidings.errors import BrokerUnreachable, ConflictError, LogGap, LogRegressed, OutcomeUnknown
 from tidings.nats.core import status_of
-from tidings.nats.errors import NatsError, NoResponders, NotConnected, PublishDenied, Unwritable
+from tidings.nats.errors import (
+    NO_CONSUMER,
+    NO_MESSAGE,
+    NO_QUORUM,
+    NOT_LEADER,
+    ApiError,
+    NatsError,
+    NoResponders,
+    NotConnected,
+    PublishDenied,
+    Refusal,
+    Unwritable,
+)
 from tidings.wire.records import Missing, Page, StoredRecord, parse_time
 
 EXPECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
-WRONG_LAST_SEQUENCE = 10071
-#: A stream with replicas looks at one write of a subject, or of an id, at a time. It was not stored; ask again.
-WRITE_UNDER_WAY = 10164
-ID_UNDER_WAY = 10158
-#: an atomic batch that holds an id which the stream has, and then nothing of it is stored
-BATCH_HAS_DUPLICATE = 10201
-NO_ROOM = 10077
-#: of several servers there are too few, or they have not chosen who leads
-NO_LEADER = (10008, 10009)
-NO_MESSAGE = 10037
-NO_STREAM = 10059
-NO_CONSUMER = 10014
 #: what a stream says of its life: another one, another stream, whatever its sequences
 EPOCH_KEY = "td.epoch"
 #: how often a replica may lag before a read gives up, and the pause before it is asked again
@@ -52,38 +54,7 @@ SHORT_LOOKS = 10
 PURGE_TIMEOUT = 30.0
 _TOO_MANY_SUBJECTS = 413
 _UP_TO = re.compile(rb"\r\nNats-UpTo-Sequence: ([0-9]+)\r\n")
-_LAST = re.compile(r"wrong last sequence: ([0-9]+)")
 _NOTHING_PENDING = b"\r\nNats-Num-Pending: 0\r\n"
-
-
-class ApiError(TidingsError):
-    """The broker answered, and its answer was no."""
-
-    code = "broker_refused"
-
-    def __init__(self, what: str, error: Mapping[str, Any]) -> None:
-        self.err_code = int(error.get("err_code", error.get("code", 0)))
-        self.description = str(error.get("description", ""))
-        super().__init__(f"{what}: {self.description} ({self.err_code})")
-
-    @property
-    def is_busy(self) -> bool:
-        """Was it refused only because another write is under way? Then it was not stored, and can be asked again."""
-        return self.err_code in (WRITE_UNDER_WAY, ID_UNDER_WAY)
-
-    @property
-    def found(self) -> int | None:
-        """The sequence that the broker found instead of the one a write expected; None if it does not say."""
-        said = _LAST.search(self.description) if self.err_code == WRONG_LAST_SEQUENCE else None
-        return int(said[1]) if said else None
-
-    def proves_nothing(self, expected: int) -> bool:
-        """Was a write refused, and yet may be right? It was not stored, and can be asked again.
-
-        For a write under way; or by a former leader of a stream with replicas, which still has an older record than the
-        write expects.
-        """
-        return self.is_busy or (self.found is not None and self.found < expected)
 
 
 # --- what a driver is asked ---
@@ -149,7 +120,7 @@ def api(
     answer: dict[str, Any] = json.loads(said)
     if answer.get("error"):
         refused = ApiError(operation, answer["error"])
-        if refused.err_code in NO_LEADER:
+        if refused.err_code in (NO_QUORUM, NOT_LEADER):
             raise BrokerUnreachable(f"JetStream cannot answer now: {refused}") from refused
         raise refused
     return answer
@@ -160,12 +131,12 @@ def publish(
 ) -> Steps[int]:
     """Publish and wait for the acknowledgement; the answer is the sequence."""
     try:
-        _, said = yield from ask(Ask(subject, payload, headers, False, timeout))
+        block, said = yield from ask(Ask(subject, payload, headers, False, timeout))
     except NoResponders as error:
         raise BrokerUnreachable(
             f"no stream takes {subject} now: the broker is starting, or its replicas choose a leader"
         ) from error
-    return stored_seq(subject, said)
+    return read_ack(subject, block, said).seq
 
 
 def publish_if(subject: str, payload: bytes, revision: int) -> Steps[int]:
@@ -173,17 +144,34 @@ def publish_if(subject: str, payload: bytes, revision: int) -> Steps[int]:
     try:
         return (yield from publish(subject, payload, {EXPECT_SEQUENCE: str(revision)}))
     except ApiError as error:
-        if error.err_code == WRONG_LAST_SEQUENCE or error.is_busy:
+        if error.refusal in (Refusal.STALE, Refusal.BUSY):
             raise ConflictError(f"{subject} changed meanwhile: {error.description}") from error
         raise
 
 
-def stored_seq(subject: str, said: bytes) -> int:
-    """The sequence in an acknowledgement."""
-    answer = json.loads(said)
-    if answer.get("error"):
-        raise ApiError(f"publish to {subject}", answer["error"])
-    return int(answer["seq"])
+class Ack(msgspec.Struct):
+    """Where a message is stored. `duplicate`: the stream has had a record of this `Nats-Msg-Id`, whoever sent it."""
+
+    seq: int = 0
+    duplicate: bool = False
+    error: dict[str, Any] | None = None
+
+
+_ACKS = msgspec.json.Decoder(Ack)
+
+
+def read_ack(subject: str, block: bytes, payload: bytes) -> Ack:
+    """What the answer to a published message says. `ApiError` if it was not stored: its `refusal` says why."""
+    if block and (status := status_of(block)) is not None and not payload:
+        words = f"no stream takes {subject}" if status == 503 else "the broker has more to store than it buffers"
+        raise ApiError(f"publish to {subject}", {"code": status, "description": words})
+    try:
+        ack = _ACKS.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise OutcomeUnknown(f"the acknowledgement of {subject} cannot be read: it may be stored") from error
+    if ack.error:
+        raise ApiError(f"publish to {subject}", ack.error)
+    return ack
 
 
 def fence(subject: str, seq: int) -> dict[str, str]:

@@ -1,17 +1,18 @@
 """A blocking connection to a space's broker and JetStream over it, for workers that read and write in bulk.
 
 It loads no event loop. A connection that went is made again: a question that may be repeated is put once more, anything
-else ends with what nobody knows (`OutcomeUnknown`).
+else ends with what nobody knows (`OutcomeUnknown`). `Window` publishes in bulk over one connection.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from tidings.errors import (
     AuthRevoked,
@@ -24,13 +25,19 @@ from tidings.errors import (
 from tidings.nats.address import shown
 from tidings.nats.blocking import BlockingConnection
 from tidings.nats.core import header_block
-from tidings.nats.errors import ConnectionGone, NatsError, NoResponders
-from tidings.nats.jetstream_api import Answer, Ask, AskPage, Request, Steps
+from tidings.nats.errors import ApiError, ConnectionGone, NatsError, NoResponders
+from tidings.nats.jetstream_api import Ack, Answer, Ask, AskPage, Request, Steps, read_ack
 from tidings.nats.jwt import signed, split_credentials
 
 #: seconds after which a connection has to show that it is still there
 IDLE = 5.0
 T = TypeVar("T")
+Name = TypeVar("Name")
+#: what a window may have on its way over one connection
+MAX_IN_FLIGHT = 512
+MAX_BYTES_IN_FLIGHT = 16 * 1024 * 1024
+#: subject, header block, payload
+Message: TypeAlias = tuple[str, bytes, bytes]
 
 
 class WorkerConnection(BlockingConnection):
@@ -145,3 +152,53 @@ class BlockingJetStream:
         if reply.status == 503:
             raise NoResponders(f"nobody listens on {request.subject}")
         return reply.block, reply.payload
+
+
+class Window(Generic[Name]):
+    """Messages on their way to JetStream over one connection, in the order they were sent, and what became of each.
+
+    Messages have names of the caller's. Nothing is sent again. `ConnectionGone`, also after `patience` seconds without
+    an answer, leaves open whether what is under way was stored.
+    """
+
+    def __init__(self, connection: WorkerConnection, patience: float, most: int = MAX_IN_FLIGHT) -> None:
+        self._connection = connection
+        self._replies = connection.replies(patience)
+        #: how many go in one write, and how many may be under way when they do: they wait for room for all of them
+        self._chunk = max(most // 8, 1)
+        self._full = most - self._chunk
+        #: token -> name and message
+        self._flying: dict[int, tuple[Name, Message]] = {}
+        self._bytes = 0
+
+    @property
+    def under_way(self) -> int:
+        return len(self._flying)
+
+    def send(self, messages: Iterator[tuple[Name, Message]]) -> None:
+        """Send as many of these as there is room for; the others are left where they are."""
+        while len(self._flying) <= self._full and self._bytes < MAX_BYTES_IN_FLIGHT:
+            chunk: list[tuple[Name, Message]] = []
+            size = 0
+            for named in islice(messages, self._chunk):
+                chunk.append(named)
+                size += len(named[1][1]) + len(named[1][2])
+                if size > MAX_BYTES_IN_FLIGHT // 4:
+                    break
+            if not chunk:
+                return
+            tokens = self._connection.publish_all([message for _, message in chunk])
+            self._flying.update(zip(tokens, chunk, strict=True))
+            self._bytes += size
+
+    def answer(self) -> tuple[Name, Message, Ack | ApiError]:
+        """The next answer: the message it is for, and where it is stored or why it is not."""
+        while (found := self._flying.pop((reply := next(self._replies)).token, None)) is None:
+            pass  # to a request before this window
+        name, message = found
+        subject, block, payload = message
+        self._bytes -= len(block) + len(payload)
+        try:
+            return name, message, read_ack(subject, reply.block, reply.payload)
+        except ApiError as error:
+            return name, message, error

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, LogFull, MalformedRecord, OutcomeUnknown
 from tidings.nats import jetstream_api as api
+from tidings.nats.errors import ApiError, Refusal
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import EXPECT_SEQUENCE, NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, Lag, Sleep, Steps
+from tidings.nats.jetstream_api import EXPECT_SEQUENCE, Lag, Sleep, Steps
 from tidings.nats.jetstream_blocking import BlockingJetStream
 from tidings.server.state import Entry, StateApi
 from tidings.server.streams import gate_steps
@@ -201,12 +202,12 @@ class LeaseSteps(ABC):
                 if self.replicated and error.proves_nothing(expected):
                     yield from lag.wait()  # nothing was stored, and nobody is known to be quicker
                     continue
-                if error.err_code == WRONG_LAST_SEQUENCE:
+                if error.refusal is Refusal.STALE:
                     found = yield from self._found(error)
                     if self._is_ours(found, expected):
                         return found.seq  # an unanswered write of ours arrived late
                     raise LeaseHeld(f"another {self.kind} was quicker: {found}") from error
-                if error.err_code != NO_ROOM:
+                if not error.is_full:
                     raise
                 if made_room:
                     raise LogFull(

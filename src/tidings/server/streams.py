@@ -15,8 +15,9 @@ from typing import Any
 
 from tidings.errors import StreamMismatch
 from tidings.nats import jetstream_api as api
+from tidings.nats.errors import NO_STREAM, ApiError
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import EPOCH_KEY, NO_STREAM, ApiError, Steps
+from tidings.nats.jetstream_api import EPOCH_KEY, Steps
 from tidings.server.config import RESERVE
 from tidings.server.grants import MAX_MESSAGE
 from tidings.wire.subjects import RULING_KINDS, Subjects

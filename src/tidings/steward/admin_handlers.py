@@ -16,7 +16,7 @@ from tidings.admin import pushing, recall
 from tidings.errors import ConflictError, LeaseLost, NameTaken, TidingsError, UsageError
 from tidings.model.view import TableView
 from tidings.nats.acks import ACK_WAIT
-from tidings.nats.jetstream_api import NO_CONSUMER, ApiError
+from tidings.nats.errors import NO_CONSUMER, ApiError
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks

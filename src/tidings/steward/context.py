@@ -21,8 +21,9 @@ from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.errors import AuthRevoked, BrokerUnreachable, DeniedError
 from tidings.model.membership import Interval
 from tidings.model.projection import Table
+from tidings.nats.errors import NO_CONSUMER, ApiError
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.nats.jetstream_api import NO_CONSUMER, ApiError, info_from
+from tidings.nats.jetstream_api import info_from
 from tidings.server.state import StateBucket
 from tidings.steward.intervals import Intervals
 from tidings.wire.envelope import ClaimedOrigin, Received, Refused, open_record

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tidings.errors import DeniedError, TidingsError, UsageError
+from tidings.nats.errors import ApiError
 from tidings.nats.jetstream import StoredRecord
-from tidings.nats.jetstream_api import NO_ROOM, ApiError
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.requests import Answer, ControlRequest, Idle, handles
@@ -208,7 +208,7 @@ class ReceiptStore:
             subject = self.space.subjects.audit("receipt", reader)
             n = await self.space.js.publish(subject, json.dumps(body).encode())
         except ApiError as error:
-            if error.err_code != NO_ROOM:
+            if not error.is_full:
                 raise
             n = None
             self.unrecorded += 1  # AUD is full: the sender is told while we live, and health counts it

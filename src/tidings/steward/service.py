@@ -22,8 +22,9 @@ from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.model.projection import Table
 from tidings.nats.client import Connection, close_quietly, connect
+from tidings.nats.errors import NO_STREAM, ApiError
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import NO_STREAM, ApiError, info_from
+from tidings.nats.jetstream_api import info_from
 from tidings.nats.jwt import split_credentials
 from tidings.server.disk import DiskReserve
 from tidings.server.lease import StewardLease

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError
-from tidings.nats.jetstream_api import NO_STREAM, ApiError
+from tidings.nats.errors import NO_STREAM, ApiError
 from tidings.server.disk import DiskReserve
 from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.writer import RulingWriter

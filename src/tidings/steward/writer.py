@@ -26,8 +26,9 @@ from tidings.errors import (
     UnhealthyError,
 )
 from tidings.model.projection import LogRecord, Table, Verdict
+from tidings.nats.errors import ApiError, Refusal
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import NO_ROOM, WRONG_LAST_SEQUENCE, ApiError, last_as_of
+from tidings.nats.jetstream_api import last_as_of
 from tidings.server.lease import StewardLease
 from tidings.server.log import log_record
 from tidings.server.streams import set_gate
@@ -179,11 +180,11 @@ class RulingWriter:
                     raise BrokerUnreachable(
                         f"{subject} was not written: the broker is busy ({error.description}); ask again"
                     ) from error
-                if error.err_code == WRONG_LAST_SEQUENCE:
+                if error.refusal is Refusal.STALE:
                     raise LeaseLost(
                         f"the broker refused a ruling: {await self.lease.current()} holds the lease"
                     ) from error
-                if error.err_code != NO_ROOM:
+                if not error.is_full:
                     raise
                 if closed:
                     raise LogFull(

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tidings.delivery import heartbeat
-from tidings.delivery.checkpoint import ATTEMPTS, Checkpoint
+from tidings.delivery import stream_job
 from tidings.delivery.folders import LocalFolder
-from tidings.delivery.heartbeat import JvmWatchdog
+from tidings.delivery.stream_job import ATTEMPTS, Checkpoint, JvmWatchdog
 from tidings.errors import UnhealthyError
 
 OFFSET = 'v1\n{"batchWatermarkMs":0}\n{"epoch":"e","seq":7,"mark":"m"}'
@@ -99,7 +98,7 @@ def test_one_that_is_put_aside_is_kept_and_the_next_is_new(sound: Checkpoint) ->
 
 
 def test_whoever_does_not_answer_is_silent_ever_longer_and_whoever_does_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.001)
+    monkeypatch.setattr(stream_job, "BEAT_EVERY", 0.001)
     asked, answers = threading.Event(), threading.Event()
 
     def ask() -> None:

@@ -11,11 +11,10 @@ pytest.importorskip("deltalake")
 
 import pyarrow as pa
 
-from tidings.delivery import mailbox_summary
+from tidings.delivery import ledger as ledgers
 from tidings.delivery.deliverer import DeliverBatch
 from tidings.delivery.delta_rows import TableFiles
-from tidings.delivery.ledger import DeltaLedger, LedgerPaths, put_damaged_aside
-from tidings.delivery.mailbox_summary import MAILBOXES
+from tidings.delivery.ledger import MAILBOXES, DeltaLedger, LedgerPaths, newest_of, put_damaged_aside
 from tidings.errors import StoreBroken
 from tidings.model.planning import Counter, Delivered
 
@@ -30,7 +29,7 @@ def paths(tmp_path: Path) -> LedgerPaths:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox_summary, "WRITE_EVERY", 5)
+    monkeypatch.setattr(ledgers, "SUMMARY_EVERY", 5)
 
 
 def opened(paths: LedgerPaths, epoch: str = "one") -> DeltaLedger:
@@ -182,5 +181,5 @@ def test_rows_of_an_older_version_know_no_head(paths: LedgerPaths) -> None:
         "count": 2,
     }
     rows = pa.Table.from_pylist([row], schema=MAILBOXES).drop_columns(["through"])
-    (found,) = mailbox_summary.newest_of(rows).to_pylist()
+    (found,) = newest_of(rows).to_pylist()
     assert (found["owner"], found["head"], found["count"]) == ("A", None, 2)

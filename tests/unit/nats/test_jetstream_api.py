@@ -8,19 +8,18 @@ import pytest
 
 from tidings.errors import BrokerUnreachable, ConflictError, LogGap, LogRegressed, OutcomeUnknown
 from tidings.nats import jetstream_api as api
-from tidings.nats.errors import ConnectionGone, NoResponders, NotConnected, PublishDenied
-from tidings.nats.jetstream_api import (
+from tidings.nats.errors import (
     ID_UNDER_WAY,
-    NO_END,
     NO_MESSAGE,
     WRITE_UNDER_WAY,
     WRONG_LAST_SEQUENCE,
     ApiError,
-    Ask,
-    AskPage,
-    RangeReader,
-    Steps,
+    ConnectionGone,
+    NoResponders,
+    NotConnected,
+    PublishDenied,
 )
+from tidings.nats.jetstream_api import NO_END, Ask, AskPage, RangeReader, Steps
 from tidings.wire.records import Missing, Page
 
 T = TypeVar("T")

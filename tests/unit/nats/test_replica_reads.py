@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tidings.errors import BrokerUnreachable, LogRegressed
 from tidings.nats import jetstream_api as api
-from tidings.nats.jetstream_api import NO_MESSAGE, SHORT_LOOKS, AskPage, RangeReader, Sleep, Steps
+from tidings.nats.errors import NO_MESSAGE
+from tidings.nats.jetstream_api import SHORT_LOOKS, AskPage, RangeReader, Sleep, Steps
 from tidings.wire.records import Missing, Page
 
 T = TypeVar("T")

@@ -9,18 +9,8 @@ from typing import Any, TypeVar
 import pytest
 
 from tidings.errors import BrokerUnreachable, LeaseHeld, LeaseLost, LogFull
-from tidings.nats.errors import ConnectionGone
-from tidings.nats.jetstream_api import (
-    EXPECT_SEQUENCE,
-    NO_MESSAGE,
-    NO_ROOM,
-    WRITE_UNDER_WAY,
-    WRONG_LAST_SEQUENCE,
-    Ask,
-    Request,
-    Sleep,
-    Steps,
-)
+from tidings.nats.errors import NO_MESSAGE, NO_ROOM, WRITE_UNDER_WAY, WRONG_LAST_SEQUENCE, ConnectionGone
+from tidings.nats.jetstream_api import EXPECT_SEQUENCE, Ask, Request, Sleep, Steps
 from tidings.server.lease import LOOKS, DeliverLease, LeaseSteps, StewardLease
 from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tidings.nats.errors import NO_CONSUMER, ApiError
 from tidings.nats.jetstream import StoredRecord
-from tidings.nats.jetstream_api import NO_CONSUMER, ApiError
 from tidings.steward.context import SpaceContext
 from tidings.steward.damage import Removed
 from tidings.steward.intervals import Intervals

@@ -26,8 +26,8 @@ from tidings.admin.listening import listen_on, websocket_on
 from tidings.errors import OutcomeUnknown, UnreachableError
 from tidings.nats import jwt
 from tidings.nats.client import Connection, connect
+from tidings.nats.errors import ApiError
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import ApiError
 from tidings.rpc.control import ControlClient
 from tidings.server.keyring import Keyring
 from tidings.server.nats_server import Broker

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, suppress
 
 from tidings.errors import ConflictError
 from tidings.nats import jwt
-from tidings.nats.jetstream_api import NO_END, ApiError
+from tidings.nats.errors import ApiError
+from tidings.nats.jetstream_api import NO_END
 from tidings.server.state import StateBucket
 from tidings.wire.subjects import AGENT_SERVICES
 from tidings_testing.security.actor import Actor, acting, line

@@ -23,8 +23,9 @@ from tidings.errors import WireError
 from tidings.model.projection import Table
 from tidings.nats import jwt
 from tidings.nats.client import connect
+from tidings.nats.errors import ApiError
 from tidings.nats.jetstream import JetStream
-from tidings.nats.jetstream_api import NO_END, ApiError
+from tidings.nats.jetstream_api import NO_END
 from tidings.server.keyring import Keyring
 from tidings.server.log import log_record
 from tidings.wire import message as wire_message

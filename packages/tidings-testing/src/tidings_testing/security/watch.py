@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidings.errors import BrokerUnreachable
+from tidings.nats.errors import NO_CONSUMER, NO_STREAM, ApiError
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.nats.jetstream_api import NO_CONSUMER, NO_STREAM, ApiError
 from tidings.server.log import log_record
 from tidings.wire.rulings import verify_ruling
 from tidings.wire.signing import SIGNATURE_HEADER
