@@ -24,11 +24,10 @@ import tidings
 from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from hosted import break_trigger, mend_trigger
-from tidings.admin.settings import Settings
 from tidings.cli import examination, running
+from tidings.cli.context import Context
 from tidings.cli.host import look
 from tidings.cli.main import main
-from tidings.cli.options import Place
 from tidings.client.host_sockets import socket_path
 from tidings.errors import (
     ConflictError,
@@ -730,7 +729,7 @@ def _ageless(problem: str) -> str:
 async def test_mail_that_cannot_be_kept_is_a_problem_wherever_health_is_asked_for_and_is_kept_when_it_can(
     pair: RealSpace,
 ) -> None:
-    where = Place(Settings({"home": str(pair.home.home), "space": pair.home.name}), pair.home)
+    where = Context(home_dir=str(pair.home.home), space=pair.home.name)
 
     async def status() -> tuple[int, list[str]]:
         plain: dict[str, Any] = {"healthy": True, "problems": [], "exit_code": 0}

@@ -8,12 +8,12 @@ from typing import Any
 import typer
 
 from tidings.cli import output
-from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.context import Context, OutputContext, SpaceContext
 from tidings.errors import PrerequisiteMissing
 from tidings.version import __version__
 
 
-def config(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def config(ctx: SpaceContext) -> None:
     """Print every setting with its value and where it came from.
 
     Order: flag, then TIDINGS_<NAME> in the environment, then ./tidings.toml, then config.toml in the home, then the
@@ -21,14 +21,12 @@ def config(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOpti
     may write is not read; what is ignored so is said here and by every command.
 
     Examples:
-
       tidings config
-
       tidings config --space lab --json
     """
-    found = place(space, home).settings
+    found = ctx.settings
     settings = found.all()
-    if as_json:
+    if ctx.as_json:
         output.data(
             {each.name: {"value": each.value, "source": each.source} for each in settings}
             | ({"ignored": found.notes} if found.notes else {})
@@ -46,11 +44,10 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def version(as_json: JsonOption = False) -> None:
+def version(ctx: OutputContext) -> None:
     """Print the versions of Tidings and of what it stands on.
 
     Example:
-
       tidings version --json
     """
     facts: dict[str, Any] = {
@@ -59,7 +56,7 @@ def version(as_json: JsonOption = False) -> None:
         "nats-server": _server_version(),
         "platform": platform.platform(),
     }
-    if as_json:
+    if ctx.as_json:
         output.data(facts)
         return
     for name, value in facts.items():
@@ -71,7 +68,7 @@ def _server_version() -> str:
     from tidings.server.nats_server import binary_version, find_binary
 
     try:
-        binary = find_binary(place().settings["nats_server"] or None)
+        binary = find_binary(Context().settings["nats_server"] or None)
         return ".".join(map(str, binary_version(binary)))
     except PrerequisiteMissing as error:
         return f"missing ({error})"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import completion, output
-from tidings.cli.connection import DirectOption, act
-from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.connection import act
+from tidings.cli.context import DirectContext
 from tidings.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ LEVELS = ("normal", "quiet", "muted")
 
 
 def attention(
+    ctx: DirectContext,
     mode: Annotated[
         str | None,
         typer.Argument(help="open, dnd or focus.", metavar="MODE", autocompletion=completion.among(*MODES)),
@@ -32,11 +33,6 @@ def attention(
         tuple[str, str] | None,
         typer.Option("--channel", help="How loud a channel or pattern is.", metavar="CHANNEL normal|quiet|muted"),
     ] = None,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show or set what may wake an agent. It never decides what is kept: everything stays in the inbox.
 
@@ -45,36 +41,31 @@ def attention(
     holds. On a muted channel nothing wakes; on a quiet one mentions and what is urgent do. Others see the mode only.
 
     Examples:
-
       tidings attention                                   show
-
       tidings attention dnd --as bob                      bob, wherever it runs
-
       tidings attention --channel team.builds muted
-
       tidings attention open --channel 'team.>' quiet --json
     """
     if mode is not None and mode not in MODES:
         raise UsageError(f"attention is {', '.join(MODES)}, not {mode!r}")
     if channel is not None and channel[1] not in LEVELS:
         raise UsageError(f"a channel is {', '.join(LEVELS)}, not {channel[1]!r}")
-    where = place(space, home, acting_as)
     levels = {} if channel is None else {channel[0]: channel[1]}
 
     def ask(agent: AgentInterface) -> Awaitable[dict[str, Any]]:
         return agent.keep_attention(mode, levels) if mode or levels else agent.attention()  # type: ignore[arg-type]
 
-    answer = act(where, ask, direct=direct)
+    answer = act(ctx, ask)
     kept = answer["standing"] or {"mode": "open", "channels": {}}
-    if as_json:
+    if ctx.as_json:
         output.data({**kept, "kept": answer["standing"] is not None, "running": answer["running"]})
         return
     _show(kept)
     running = answer["running"]
     if running is None:
-        output.say(f"{where.agent} does not run now; it begins with this when it does")
+        output.say(f"{ctx.agent} does not run now; it begins with this when it does")
     elif running != kept and not (mode or levels):
-        output.say(f"a program of {where.agent} runs and chose otherwise for itself: {running['mode']}")
+        output.say(f"a program of {ctx.agent} runs and chose otherwise for itself: {running['mode']}")
     output.hint("tidings who" if mode or levels else "tidings attention dnd")
 
 

@@ -8,40 +8,31 @@ import typer
 
 from tidings.cli import output
 from tidings.cli.amounts import seconds
-from tidings.cli.connection import DirectOption, act
-from tidings.cli.options import AsOption, ChannelArgument, HomeOption, JsonOption, SpaceOption, YesOption, place
+from tidings.cli.connection import act
+from tidings.cli.context import AgentContext, ChannelArgument, DirectContext, Group, YesOption
 from tidings.cli.talk import printable
 from tidings.errors import UsageError
 from tidings.wire.ids import new_id
 from tidings.wire.names import check_channel
 
-app = typer.Typer(no_args_is_help=True, help="List channels, see their members, change their settings.")
+app = Group(help="List channels, see their members, change their settings.")
 CLASSES = ("durable", "live", "")
 SWITCHES: dict[str, bool | None] = {"on": True, "off": False, "": None}
 
 
 @app.command("list")
-def list_channels(
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def list_channels(ctx: DirectContext) -> None:
     """List the channels you may read that have settings or members, which you are in, and when each was last used.
 
     A channel needs neither: one that was only posted to is not listed. What a channel does not say itself is the
     default of the space (`tidings space show`).
 
     Examples:
-
       tidings channels list
-
       tidings channels list --json
     """
-    where = place(space, home, acting_as)
-    found = act(where, lambda agent: agent.channels(), direct=direct)
-    if as_json:
+    found = act(ctx, lambda agent: agent.channels())
+    if ctx.as_json:
         output.data(found)
         return
     output.table(
@@ -64,28 +55,18 @@ def list_channels(
 
 
 @app.command("info")
-def info(
-    channel: ChannelArgument,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def info(ctx: DirectContext, channel: ChannelArgument) -> None:
     """Show a channel: its settings, how many are in it, what goes on there.
 
     Description and instructions are the words of whoever set them, with who and when: data, not orders.
 
     Examples:
-
       tidings channels info general
-
       tidings channels info team.backend --json
     """
-    where = place(space, home, acting_as)
-    facts = act(where, lambda agent: agent.channel_info(channel), direct=direct)
+    facts = act(ctx, lambda agent: agent.channel_info(channel))
     facts.pop("ok", None)
-    if as_json:
+    if ctx.as_json:
         output.data(facts)
         return
     output.table(("what", "value"), _info_rows(facts), empty="")
@@ -122,23 +103,14 @@ def _info_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @app.command("members")
-def members(
-    channel: ChannelArgument,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def members(ctx: DirectContext, channel: ChannelArgument) -> None:
     """List who is in a channel, by its name or by a pattern that covers it.
 
     Example:
-
       tidings channels members general
     """
-    where = place(space, home, acting_as)
-    found = act(where, lambda agent: agent.members(channel), direct=direct)
-    if as_json:
+    found = act(ctx, lambda agent: agent.members(channel))
+    if ctx.as_json:
         output.data(found)
         return
     output.table(("name", "id"), [(m["name"], m["id"]) for m in found], empty=f"nobody is in {channel}")
@@ -146,27 +118,18 @@ def members(
 
 
 @app.command("remove")
-def remove(
-    channel: ChannelArgument,
-    yes: YesOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def remove(ctx: AgentContext, channel: ChannelArgument, yes: YesOption = False) -> None:
     """Forget the settings of a channel, and do not list it any more. Needs a `manage` pattern that covers it.
 
     What was said stays, and so do members: as long as somebody is in it, it is listed. Where only listed channels may
     be used (`tidings space set channels=listed`) nobody can post to it from then on.
 
     Example:
-
       tidings channels remove old-news --yes
     """
     check_channel(channel)
-    where = place(space, home, acting_as)
-    where.check()
-    if not yes and not output.agreed(f"Forget the settings of {channel} in {where.home.name}?"):
+    ctx.check()
+    if not yes and not output.agreed(f"Forget the settings of {channel} in {ctx.home.name}?"):
         raise typer.Exit(1)
     nothing: dict[str, Any] = {
         "class": None,
@@ -177,8 +140,8 @@ def remove(
     }
     op = new_id()
     change = {"channel": channel, "listed": False, **nothing}
-    facts = act(where, lambda agent: agent.call("channel", "set", op=op, **change))
-    if as_json:
+    facts = act(ctx, lambda agent: agent.call("channel", "set", op=op, **change))
+    if ctx.as_json:
         output.data({"channel": channel, "seq": facts["seq"]})
         return
     output.say(f"channel {channel} has no settings from sequence {facts['seq']} on")
@@ -187,6 +150,7 @@ def remove(
 
 @app.command("set")
 def set_channel(
+    ctx: AgentContext,
     channel: ChannelArgument,
     cls: Annotated[
         str | None, typer.Option("--class", help="live or durable; '' for the default of the space.")
@@ -195,19 +159,12 @@ def set_channel(
     replay_window: Annotated[str | None, typer.Option(help="How far back, such as 1h or 7d.")] = None,
     description: Annotated[str | None, typer.Option(help="One line about the channel.")] = None,
     instructions: Annotated[str | None, typer.Option(help="Advice for members; shown as yours, as data.")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Change settings of a channel; what is not named stays. Needs a `manage` pattern that covers it.
 
     Examples:
-
       tidings channels set general --class live --description 'small talk'
-
       tidings channels set general --replay off --instructions 'one topic per thread'
-
       tidings channels set general --class ''             back to the default of the space
     """
     wanted: dict[str, Any] = {}
@@ -224,10 +181,9 @@ def set_channel(
     wanted |= {k: v for k, v in (("description", description), ("instructions", instructions)) if v is not None}
     if not wanted:
         raise UsageError("name at least one setting to change; see --help")
-    where = place(space, home, acting_as)
     op = new_id()
-    facts = act(where, lambda agent: agent.call("channel", "set", op=op, channel=channel, **wanted))
-    if as_json:
+    facts = act(ctx, lambda agent: agent.call("channel", "set", op=op, channel=channel, **wanted))
+    if ctx.as_json:
         output.data({key: value for key, value in facts.items() if key != "ok"})
         return
     output.say(f"channel {channel} is {facts['class']} from sequence {facts['seq']} on")

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from tidings.cli import output
-from tidings.cli.options import AsOption, HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.context import AgentContext, Group, HomeContext, OutputContext, SpaceContext
 from tidings.errors import PrerequisiteMissing, UnhealthyError
 
-app = typer.Typer()
+app = Group(no_args_is_help=False)
 
 
 def require_testing() -> None:
@@ -23,21 +23,15 @@ def require_testing() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def doctor(context: typer.Context, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def doctor(ctx: HomeContext, context: typer.Context) -> None:
     """Check this installation: versions, ports, clock, disk, Java, permissions. Says what to do.
 
     Examples:
-
       tidings doctor
-
       tidings doctor --json
-
       tidings doctor security            attack a space of yours
-
       tidings doctor link                lie to a worker of links in every way
-
       tidings doctor store               read everything it holds
-
       tidings doctor connection          why an agent does not reach its space
     """
     if context.invoked_subcommand is not None:
@@ -46,9 +40,8 @@ def doctor(context: typer.Context, home: HomeOption = None, as_json: JsonOption 
 
     from tidings.cli.examination import examine
 
-    where = place(None, home)
-    findings = list(examine(where.home.home, where.settings["nats_server"] or None))
-    if as_json:
+    findings = list(examine(ctx.home.home, ctx.settings["nats_server"] or None))
+    if ctx.as_json:
         output.data([asdict(each) for each in findings])
     else:
         rows = [(each.what, each.verdict, each.said, each.do) for each in findings]
@@ -61,29 +54,24 @@ def doctor(context: typer.Context, home: HomeOption = None, as_json: JsonOption 
 
 @app.command("security")
 def security(
-    space: SpaceOption = None,
-    home: HomeOption = None,
+    ctx: SpaceContext,
     deep: Annotated[bool, typer.Option("--deep", help="Flood it with 25,000 requests, not 1,500.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Attack a running space with raw clients: everything an agent must not do is tried and must be refused.
 
     Three throw-away agents are added for it and revoked at the end; nothing of yours is touched.
 
     Examples:
-
       tidings doctor security
-
       tidings doctor security --space lab --deep --json
     """
     require_testing()
     from tidings_testing.security import run_security_suite
 
-    where = place(space, home)
-    where.home.read_info()
-    with output.working(f"attacking space {where.home.name}"):
-        report = asyncio.run(run_security_suite(where.home, deep=deep))
-    if as_json:
+    ctx.home.read_info()
+    with output.working(f"attacking space {ctx.home.name}"):
+        report = asyncio.run(run_security_suite(ctx.home, deep=deep))
+    if ctx.as_json:
         output.data(report.as_dict())
     else:
         output.table(
@@ -100,7 +88,7 @@ def security(
 
 
 @app.command("link")
-def link(as_json: JsonOption = False) -> None:
+def link(ctx: OutputContext) -> None:
     """Link a throw-away space with one that lies: whatever a hostile peer could say is said, and must not be believed.
 
     Two spaces are made in a temporary folder and taken away again, half a minute in all; nothing of yours is touched,
@@ -108,9 +96,7 @@ def link(as_json: JsonOption = False) -> None:
     that lie, junk, silence, and agreements that end while records are under way.
 
     Examples:
-
       tidings doctor link
-
       tidings doctor link --json
     """
     require_testing()
@@ -118,7 +104,7 @@ def link(as_json: JsonOption = False) -> None:
 
     with output.working("linking a space with one that lies"):
         report = asyncio.run(run_link_suite())
-    if as_json:
+    if ctx.as_json:
         output.data(report.as_dict())
     else:
         output.table(
@@ -138,22 +124,16 @@ def link(as_json: JsonOption = False) -> None:
 
 @app.command("connection")
 def connection(
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    agent: AsOption = None,
+    ctx: AgentContext,
     bundle: Annotated[Path | None, typer.Option(help="A bundle to try instead.", metavar="FILE")] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Why an agent does not reach its space: name, port, TLS, credential, steward or clock, one step after the other.
 
     Run it where the agent is. Nothing is changed, and an agent that is connected meanwhile is not disturbed.
 
     Examples:
-
       tidings doctor connection
-
       tidings doctor connection --space main --as far
-
       tidings doctor connection --bundle far.tidings.json
     """
     from dataclasses import asdict
@@ -162,13 +142,12 @@ def connection(
     from tidings.client.connection_check import Step, check_connection
 
     async def steps() -> list[Step]:
-        where = place(space, home, agent)
-        found = await find_identity(where.home.name, where.agent, where.home.home, bundle)
+        found = await find_identity(ctx.home.name, ctx.agent, ctx.home.home, bundle)
         return [step async for step in check_connection(found)]
 
     with output.working("trying one step after the other"):
         found = asyncio.run(steps())
-    if as_json:
+    if ctx.as_json:
         output.data([asdict(each) for each in found])
     else:
         rows = [(each.what, each.verdict, each.said, each.do) for each in found]
@@ -179,7 +158,7 @@ def connection(
 
 
 @app.command("store")
-def store(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def store(ctx: SpaceContext) -> None:
     """Read everything a running space holds once, and name what does not verify or is missing.
 
     Signatures, JSON, durable copies, sequences above the floor of the log, records the broker counts and cannot read.
@@ -187,18 +166,15 @@ def store(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOptio
     counted and are no damage. Nothing is changed.
 
     Examples:
-
       tidings doctor store
-
       tidings doctor store --space lab --json
     """
     from tidings.steward.store_reading import read_store
 
-    where = place(space, home)
-    where.home.read_info()
-    with output.working(f"reading the store of {where.home.name}"):
-        report = asyncio.run(read_store(where.home))
-    if as_json:
+    ctx.home.read_info()
+    with output.working(f"reading the store of {ctx.home.name}"):
+        report = asyncio.run(read_store(ctx.home))
+    if ctx.as_json:
         output.data(report.as_dict())
     else:
         rows = [(each.stream, each.first, each.last, each.what) for each in report.found]

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from tidings.cli import output, systemd
-from tidings.cli.options import HomeOption, JsonOption, place
+from tidings.cli.context import Group, HomeContext, PlainHomeContext
 from tidings.cli.systemd import Unit
 from tidings.errors import ConfigError, HostRuns, HostUnreachable, PrerequisiteMissing, TidingsError, UnhealthyError
 
-app = typer.Typer(no_args_is_help=True, help="The host: sends and receives for the agents of this machine.")
+app = Group(help="The host: sends and receives for the agents of this machine.")
 START_SECONDS = 30.0
 STOP_SECONDS = 40.0
 WELL = ("open", "superseded")
@@ -26,28 +26,26 @@ WELL = ("open", "superseded")
 
 @app.command("up")
 def up(
+    ctx: PlainHomeContext,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, until Ctrl-C or a signal.")] = False,
-    home: HomeOption = None,
 ) -> None:
     """Start the host of this home. What is sent while a space is away is stored, and leaves when it is back.
 
     It needs no space to be running, and knows its agents from the commands and programs that used it.
 
     Examples:
-
       tidings host up                    in the background
-
       tidings host up --foreground       for a supervisor; `tidings host install` writes a unit for systemd
     """
-    where = place(None, home).home.home
+    home = ctx.home.home
     _check_installed()
-    unit = systemd.host_unit(where)
+    unit = systemd.host_unit(home)
     if foreground:
-        _run(where)
-    elif _pid(where) is None and systemd.takes(unit):
-        _start_unit(where, unit)
+        _run(home)
+    elif _pid(home) is None and systemd.takes(unit):
+        _start_unit(home, unit)
     else:
-        _detach(where)
+        _detach(home)
 
 
 def _check_installed() -> None:
@@ -153,24 +151,23 @@ def _wait_until_it_answers(home: Path, child: subprocess.Popen[bytes], said: Pat
 
 
 @app.command("down")
-def down(home: HomeOption = None) -> None:
+def down(ctx: PlainHomeContext) -> None:
     """Stop the host. What it holds stays on disk, and goes on when it runs again.
 
     Example:
-
       tidings host down
     """
-    where = place(None, home).home.home
-    unit = systemd.host_unit(where)
+    home = ctx.home.home
+    unit = systemd.host_unit(home)
     by_systemd = systemd.takes(unit) and systemd.is_up(unit)
     for sentence in systemd.stop(unit) if by_systemd else ():
         output.say(sentence)
-    pid = _pid(where)
+    pid = _pid(home)
     if pid is None and not by_systemd:
-        output.say(f"no host of {where} runs")
+        output.say(f"no host of {home} runs")
         return
     if pid is not None:
-        _end(where, pid)
+        _end(home, pid)
     output.say("the host is down; what it holds stays on disk")
     output.hint("tidings host up")
 
@@ -207,7 +204,7 @@ def _wait_until_gone(home: Path, pid: int) -> None:
 
 
 @app.command("status")
-def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def status(ctx: HomeContext) -> None:
     """Show the host: its agents with the age of their last round trip, and what waits to leave.
 
     Exit code 0 if every agent is connected or just connecting and a write that was tried reached the disk, 3 if one
@@ -215,14 +212,12 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     receives is a note.
 
     Examples:
-
       tidings host status
-
       tidings host status --json
     """
-    where = place(None, home).home.home
-    facts = look(where)
-    if as_json:
+    home = ctx.home.home
+    facts = look(home)
+    if ctx.as_json:
         output.data(facts)
     elif facts["runs"]:
         _show(facts)
@@ -339,30 +334,28 @@ def outbox_words(counts: dict[str, int]) -> str:
 
 
 @app.command("install")
-def install(home: HomeOption = None) -> None:
+def install(ctx: PlainHomeContext) -> None:
     """Write a systemd unit of this user that keeps the host running, and start it if systemd answers.
 
     Doing it again changes nothing that is right. Without systemd the file is written all the same.
 
     Example:
-
       tidings host install
     """
-    where = place(None, home).home.home
+    home = ctx.home.home
     _check_installed()
-    for sentence in systemd.install(systemd.host_unit(where), _pid(where)):
+    for sentence in systemd.install(systemd.host_unit(home), _pid(home)):
         output.say(sentence)
     output.hint("tidings host status")
 
 
 @app.command("uninstall")
-def uninstall(home: HomeOption = None) -> None:
+def uninstall(ctx: PlainHomeContext) -> None:
     """Stop the host's systemd unit and remove it. What the host holds stays on disk.
 
     Example:
-
       tidings host uninstall
     """
-    for sentence in systemd.uninstall(systemd.host_unit(place(None, home).home.home)):
+    for sentence in systemd.uninstall(systemd.host_unit(ctx.home.home)):
         output.say(sentence)
     output.hint("tidings host status")

@@ -14,17 +14,18 @@ from tidings.admin.agents import as_patterns
 from tidings.cli import output
 from tidings.cli.agent import DEFAULT_CHANNEL, ManageOption, PostOption, ReadOption, RoleOption, lifetime_of, listed
 from tidings.cli.amounts import seconds
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, place
+from tidings.cli.context import Context, Group, HomeContext, SpaceContext
 from tidings.errors import UsageError
 from tidings.wire.names import check_agent_name
 
 if TYPE_CHECKING:
     from tidings.admin.invitations import Invitation
 
-app = typer.Typer(no_args_is_help=True, help="Invitations that were made: list and revoke them.")
+app = Group(help="Invitations that were made: list and revoke them.")
 
 
 def invite(
+    ctx: SpaceContext,
     name: Annotated[
         str | None, typer.Argument(help="Name of the agent; without, whoever accepts chooses.", metavar="NAME")
     ] = None,
@@ -42,9 +43,6 @@ def invite(
         bool, typer.Option("--replace", help="For an agent that exists: its key is where this is accepted.")
     ] = False,
     url: Annotated[str | None, typer.Option(help="Address by which it reaches the space.", metavar="URL")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Invite an agent from another machine: prints a line that `tidings accept` takes there.
 
@@ -53,26 +51,20 @@ def invite(
     (`tidings up --listen ADDR`); one that does not can only invite on its own machine.
 
     Examples:
-
       tidings invite bob                                   may read and post to general
-
       tidings invite bob --read 'team.>' --post team.backend --role reviewer --expires 1d
-
       tidings invite bob --replace                         bob lost its key; what is unread for it is dropped, and told
-
       tidings invite --uses 5                              five agents, each with a name of its own choice
-
       tidings invite bob --url tls://broker.example:4222   reached by another name than this machine knows
     """
-    where = place(space, home)
     if replace and (name is None or any(given is not None for given in (read, post, manage, role, agent_expires))):
         raise UsageError(
             "--replace is for an agent that exists, with the rights it has: `tidings invite NAME --replace`"
         )
-    promised = None if replace else _promised(where, name, read, post, manage, role, description, uses, agent_expires)
+    promised = None if replace else _promised(ctx, name, read, post, manage, role, description, uses, agent_expires)
     holds = seconds("--expires", expires)
-    made, line, info = asyncio.run(_invite(where, promised or str(name), holds, url))
-    if as_json:
+    made, line, info = asyncio.run(_invite(ctx, promised or str(name), holds, url))
+    if ctx.as_json:
         output.data({**_public(made), "line": line})
         return
     whom = made.name or (f"{uses} agents" if uses > 1 else "an agent")
@@ -88,7 +80,7 @@ def invite(
 
 
 def _promised(
-    where: Place,
+    ctx: Context,
     name: str | None,
     read: list[str] | None,
     post: list[str] | None,
@@ -100,7 +92,7 @@ def _promised(
 ) -> Invitation:
     from tidings.admin.invitations import Invitation
 
-    everything = (">",) if where.home.read_info().open else DEFAULT_CHANNEL
+    everything = (">",) if ctx.home.read_info().open else DEFAULT_CHANNEL
     return Invitation(
         id="",
         issued=0,
@@ -116,11 +108,11 @@ def _promised(
     )
 
 
-async def _invite(where: Place, promised: Invitation | str, holds: int, url: str | None) -> tuple[Invitation, str, Any]:
+async def _invite(ctx: Context, promised: Invitation | str, holds: int, url: str | None) -> tuple[Invitation, str, Any]:
     from tidings.admin.administration import administer
     from tidings.admin.inviting import Inviter, reach_of
 
-    async with administer(where.home, "inviting an agent") as admin:
+    async with administer(ctx.home, "inviting an agent") as admin:
         inviter = Inviter(admin)
         wanted = inviter.replacing(promised, 1) if isinstance(promised, str) else promised
         made, line = inviter.invite(wanted, holds, reach_of(admin, url))
@@ -128,6 +120,7 @@ async def _invite(where: Place, promised: Invitation | str, holds: int, url: str
 
 
 def accept(
+    ctx: HomeContext,
     line: Annotated[
         str | None,
         typer.Argument(help="The invitation; without, it is read from standard input.", metavar="LINE"),
@@ -135,8 +128,6 @@ def accept(
     name: Annotated[
         str | None, typer.Option(help="What to be called, if it leaves that to you.", metavar="NAME")
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Accept an invitation: from then on commands, the host, MCP and programs here can be that agent.
 
@@ -145,11 +136,8 @@ def accept(
     yourself.
 
     Examples:
-
       tidings accept 'tidings:main@192.0.2.7:4222#AQEk...'
-
       tidings accept --name bob                            asks for the line, or reads it from a pipe
-
       tidings who --space main --as bob
     """
     from tidings.admin.accepting import accept as accept_line
@@ -157,10 +145,10 @@ def accept(
 
     invited = parse_invitation(read_line(line))
     check_kind(invited, for_link=False)
-    where = place(invited.space, home, name)
+    ctx = ctx.at(space=invited.space, acting_as=name)
     wanted = check_agent_name(name) if name is not None else ""
-    found = asyncio.run(accept_line(where.home, invited, wanted, output.say))
-    if as_json:
+    found = asyncio.run(accept_line(ctx.home, invited, wanted, output.say))
+    if ctx.as_json:
         output.data({"name": found.name, "id": found.id, "space": invited.space, "url": found.address})
         return
     output.say(f"you are agent {found.name} of space {invited.space} ({found.address})")
@@ -178,24 +166,18 @@ def read_line(line: str | None) -> str:
 
 @app.command("list")
 def list_invitations(
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Used, expired and revoked ones too.")] = False,
-    as_json: JsonOption = False,
+    ctx: SpaceContext, every: Annotated[bool, typer.Option("--all", help="Used, expired and revoked ones too.")] = False
 ) -> None:
     """List the invitations of a space. The line itself is shown once, when it is made.
 
     Of one for a link, `read` is what the other space may read, and `post` what comes from there.
 
     Examples:
-
       tidings invitation list
-
       tidings invitation list --all --json
     """
-    where = place(space, home)
-    known = [each for each in _known(where) if every or each.state(time.time()) == "open"]
-    if as_json:
+    known = [each for each in _known(ctx) if every or each.state(time.time()) == "open"]
+    if ctx.as_json:
         output.data([_public(each) for each in known])
         return
     rows = [
@@ -213,30 +195,25 @@ def list_invitations(
     output.table(
         ("invitation", "for", "name", "state", "used", "until", "read", "post"),
         rows,
-        empty=f"space {where.home.name} has no open invitations: `tidings invite NAME`",
+        empty=f"space {ctx.home.name} has no open invitations: `tidings invite NAME`",
     )
     output.hint("tidings invitation revoke ID" if rows else "tidings invite NAME")
 
 
 @app.command("revoke")
 def revoke(
+    ctx: SpaceContext,
     invitation: Annotated[str, typer.Argument(help="The invitation, or the name it is for.", metavar="ID")],
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Revoke an invitation: nobody can accept it any more. An agent it already made stays (`tidings agent revoke`), and
     so does a link (`tidings link remove`).
 
     Examples:
-
       tidings invitation revoke UDXB5CKSO4DC
-
       tidings invitation revoke bob
     """
-    where = place(space, home)
-    found, untold = asyncio.run(_revoke(where, _meant(_known(where), invitation)))
-    if as_json:
+    found, untold = asyncio.run(_revoke(ctx, _meant(_known(ctx), invitation)))
+    if ctx.as_json:
         output.data({**_public(found), "untold": untold})
         return
     kind = "link" if found.link else "agent"
@@ -247,20 +224,20 @@ def revoke(
     output.hint("tidings invitation list --all")
 
 
-async def _revoke(where: Place, invitation: Invitation) -> tuple[Invitation, str]:
+async def _revoke(ctx: Context, invitation: Invitation) -> tuple[Invitation, str]:
     """It, and who was not told, in words."""
     from tidings.admin.administration import administer
     from tidings.admin.inviting import Inviter
 
-    async with administer(where.home, "revoking an invitation") as admin:
+    async with administer(ctx.home, "revoking an invitation") as admin:
         now = admin.invitations.get(invitation.id) or invitation
         return await Inviter(admin).revoke(now), admin.untold
 
 
-def _known(where: Place) -> list[Invitation]:
+def _known(ctx: Context) -> list[Invitation]:
     from tidings.admin.invitations import Invitations
 
-    return Invitations.below(where.home, where.home.read_info().id).all()
+    return Invitations.below(ctx.home, ctx.home.read_info().id).all()
 
 
 def _meant(known: list[Invitation], text: str) -> Invitation:

@@ -11,13 +11,13 @@ import typer
 
 from tidings.cli import output
 from tidings.cli.completion import among
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, place
+from tidings.cli.context import Context, Group, SpaceContext
 from tidings.errors import UsageError
 
 if TYPE_CHECKING:
     from tidings.admin.administration import Administrator
 
-app = typer.Typer(no_args_is_help=True, help="New keys for the steward, the pipeline and the certificate authority.")
+app = Group(help="New keys for the steward, the pipeline and the certificate authority.")
 ROLES = ("steward", "pipeline", "authority")
 
 
@@ -28,6 +28,7 @@ def keys() -> None:
 
 @app.command("rotate")
 def rotate(
+    ctx: SpaceContext,
     role: Annotated[
         str, typer.Argument(help="steward, pipeline or authority.", metavar="ROLE", autocompletion=among(*ROLES))
     ],
@@ -37,9 +38,6 @@ def rotate(
     now: Annotated[
         bool, typer.Option("--now", help="authority: both steps at once, as if its key had leaked.")
     ] = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Give a role of the space a new key; the old one is void.
 
@@ -54,11 +52,8 @@ def rotate(
     did not connect in between need a new invitation or bundle then.
 
     Examples:
-
       tidings keys rotate pipeline
-
       tidings keys rotate authority                      then, after some days:
-
       tidings keys rotate authority --finish
     """
     if role not in ROLES:
@@ -68,17 +63,16 @@ def rotate(
         )
     if (finish or now) and role != "authority":
         raise UsageError(f"--finish and --now are for the authority: `tidings keys rotate {role}` is one step")
-    where = place(space, home)
-    where.home.read_info()
-    said, facts = _authority(where, finish, now) if role == "authority" else asyncio.run(_role(where, role))
-    output.data({"role": role, **facts}) if as_json else output.say(said)
+    ctx.home.read_info()
+    said, facts = _authority(ctx, finish, now) if role == "authority" else asyncio.run(_role(ctx, role))
+    output.data({"role": role, **facts}) if ctx.as_json else output.say(said)
     output.hint("tidings status")
 
 
-async def _role(where: Place, role: str) -> tuple[str, dict[str, Any]]:
+async def _role(ctx: Context, role: str) -> tuple[str, dict[str, Any]]:
     from tidings.admin.administration import administer
 
-    async with administer(where.home, f"rotating the key of the {role}") as admin:
+    async with administer(ctx.home, f"rotating the key of the {role}") as admin:
         return await (_pipeline(admin) if role == "pipeline" else _steward(admin))
 
 
@@ -99,20 +93,20 @@ async def _steward(admin: Administrator) -> tuple[str, dict[str, Any]]:
     return said, {"seq": answer["seq"], "steward_key": answer["steward_key"]}
 
 
-def _authority(where: Place, finish: bool, now: bool) -> tuple[str, dict[str, Any]]:
+def _authority(ctx: Context, finish: bool, now: bool) -> tuple[str, dict[str, Any]]:
     from tidings.admin.listening import announce_authority, change_authority
 
     if finish and now:
         raise UsageError("--now does both steps, so it needs no --finish")
     if not finish:
-        info = announce_authority(where.home)
+        info = announce_authority(ctx.home)
         said = (
             f"authority {_short(info.authority_next)} is announced: whoever connects from now on trusts both. In some "
             "days `tidings keys rotate authority --finish` makes it the one"
         )
         facts = {"step": "announced", "authority": _short(info.authority), "next": _short(info.authority_next)}
     if finish or now:
-        info = change_authority(where.home)
+        info = change_authority(ctx.home)
         said = (
             f"authority {_short(info.authority)} is the one from now on, and the old one is trusted no more; agents "
             "that did not connect since it was announced need a new invitation or bundle"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import typer
-
 from tidings.cli import link_change, link_control, link_invite, link_people, link_quarantine, link_repair, link_show
+from tidings.cli.context import Group
 
-app = typer.Typer(
-    no_args_is_help=True, help="Links with other spaces: agree on one, list, watch, pause, compare, mend and end them."
-)
+app = Group(help="Links with other spaces: agree on one, list, watch, pause, compare, mend and end them.")
 app.command("invite")(link_invite.invite)
 app.command("accept")(link_invite.accept)
 app.command("list")(link_show.list_links)

@@ -14,7 +14,7 @@ import typer
 
 from tidings.admin.link_registry import AgreedLink, LinkLedger
 from tidings.cli import completion
-from tidings.cli.options import Place
+from tidings.cli.context import Context
 from tidings.errors import StoreBusy, UsageError, WorkerUnreachable
 
 #: seconds in which a worker that is starting takes up what is asked, and in which one answers how it is
@@ -31,13 +31,13 @@ LinkArgument = Annotated[
 ]
 
 
-def links_of(where: Place) -> list[AgreedLink]:
-    return LinkLedger.below(where.home, where.home.read_info().id).rows()
+def links_of(ctx: Context) -> list[AgreedLink]:
+    return LinkLedger.below(ctx.home, ctx.home.read_info().id).rows()
 
 
-def meant(where: Place, text: str) -> AgreedLink:
+def meant(ctx: Context, text: str) -> AgreedLink:
     """By what its space is called here, by its id, or by the beginning of either id."""
-    known = links_of(where)
+    known = links_of(ctx)
     current = [row for row in known if row.state != "off"]
     found = [row for row in current if text in (row.terms.get("space"), row.link)]
     found = found or [row for row in known if text == row.link]
@@ -45,7 +45,7 @@ def meant(where: Place, text: str) -> AgreedLink:
         found = [row for row in current if row.link.startswith(text) or row.origin.startswith(text)]
     if len(found) != 1:
         many = f"{len(found)} links are" if found else "no link is"
-        raise UsageError(f"{many} meant by {text!r} in space {where.home.name}: `tidings link list --all` shows them")
+        raise UsageError(f"{many} meant by {text!r} in space {ctx.home.name}: `tidings link list --all` shows them")
     return found[0]
 
 
@@ -53,13 +53,13 @@ def name_of(row: AgreedLink) -> str:
     return str(row.terms.get("space") or row.link)
 
 
-async def ask_links(where: Place, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
+async def ask_links(ctx: Context, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
     """The answer, and whether a worker gave it. One that is just starting has the ledger and does not listen yet."""
     from tidings.links.local_socket import ask
     from tidings.links.operations import alone
 
     deadline = time.monotonic() + STARTING
-    socket, within = where.home.link_socket, None if do in LONG else PATIENCE
+    socket, within = ctx.home.link_socket, None if do in LONG else PATIENCE
     while True:
         try:
             if within is None:  # does it answer at all?
@@ -67,7 +67,7 @@ async def ask_links(where: Place, do: str, **arguments: Any) -> tuple[dict[str, 
             return await ask(socket, do, within=within, **arguments), True
         except WorkerUnreachable as unanswered:
             try:
-                async with alone(where.home) as operations:
+                async with alone(ctx.home) as operations:
                     return await operations.do(do, **arguments), False
             except StoreBusy:
                 if time.monotonic() >= deadline:
@@ -75,5 +75,5 @@ async def ask_links(where: Place, do: str, **arguments: Any) -> tuple[dict[str, 
         await asyncio.sleep(0.1)
 
 
-def asked(where: Place, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
-    return asyncio.run(ask_links(where, do, **arguments))
+def asked(ctx: Context, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
+    return asyncio.run(ask_links(ctx, do, **arguments))

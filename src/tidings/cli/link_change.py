@@ -19,11 +19,11 @@ from tidings.admin.agents import as_patterns
 from tidings.cli import output
 from tidings.cli.agent import listed
 from tidings.cli.amounts import seconds
+from tidings.cli.context import Context, SpaceContext, YesOption
 from tidings.cli.invitation import moment_of
 from tidings.cli.link_asking import LinkArgument, asked, links_of, meant, name_of
 from tidings.cli.link_invite import channel_names
 from tidings.cli.link_words import mapping
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
 from tidings.errors import InvalidName, OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.wire.keys import public_bytes
 from tidings.wire.patterns import covers_any
@@ -44,6 +44,7 @@ SWITCH_WORDS = (
 
 
 def change(
+    ctx: SpaceContext,
     name: LinkArgument,
     share: Annotated[
         list[str] | None,
@@ -84,9 +85,6 @@ def change(
         ),
     ] = None,
     yes: YesOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Change what passes over a link, on this side: at once, without removing it.
 
@@ -99,39 +97,33 @@ def change(
     another number, and others' words go on to them as well; `--beyond ''` takes both back, unless you say `--hops 2`.
 
     Examples:
-
       tidings link set acme --share general --share news         now they may read both
-
       tidings link set acme --take 'team.>=acme.team.>'          another name, for what comes from now on
-
       tidings link set acme --until 90d
-
       tidings link set acme --beyond globex:general=globex.general
-
       tidings link set acme --beyond ''                          nothing through them any more
     """
-    where = place(space, home)
-    row = meant(where, name)
+    row = meant(ctx, name)
     switches = _switched(direct=direct, roster=roster, tasks=tasks)
-    before, after = _changed(where, row, share, take, beyond, hops, until, switches)
+    before, after = _changed(ctx, row, share, take, beyond, hops, until, switches)
     words = list(_differences(before, after))
     if not words and row.state != "setting":  # what was said before and is not in force yet is said again
         raise UsageError(
             f"it is so already: say what is to be otherwise on the link with {name_of(row)} (`tidings link set --help`)"
         )
-    if not as_json:
+    if not ctx.as_json:
         for text in words:
             output.say(text)
     if not yes and (more := _wider(before, after)) and not output.agreed(f"Let them {more}?"):
         raise typer.Exit(1)
     try:
-        asyncio.run(_set(where, after))
+        asyncio.run(_set(ctx, after))
     except (UnreachableError, OutcomeUnknown) as error:
         raise type(error)(
             f"{error}. What you said of the link with {name_of(row)} is written down: it holds when you repeat "
             "this while the steward answers, or when the space starts"
         ) from error
-    if as_json:
+    if ctx.as_json:
         shown = ("link", "space", "channels", "beyond", "shares", "hops", "until", *dict(SWITCH_WORDS))
         fields = msgspec.to_builtins(after)
         output.data({each: fields[each] for each in shown} | {"changed": words})
@@ -143,7 +135,7 @@ def change(
 
 
 def _changed(
-    where: Place,
+    ctx: Context,
     row: AgreedLink,
     share: list[str] | None,
     take: list[str] | None,
@@ -166,7 +158,7 @@ def _changed(
     if take is not None:
         changes["channels"] = channel_names("--take", [each for each in take if each])
     if beyond is not None:
-        changes["beyond"] = _behind(where, row, [each for each in beyond if each])
+        changes["beyond"] = _behind(ctx, row, [each for each in beyond if each])
     if hops is None:
         hops = _hops_with(before, changes.get("beyond"))
     if hops is not None:
@@ -203,7 +195,7 @@ def _switched(*, direct: bool | None, roster: bool | None, tasks: bool | None) -
     return {name: "on" if on else "off" for name, on in given.items() if on is not None}
 
 
-def _behind(where: Place, row: AgreedLink, given: list[str]) -> dict[str, dict[str, str]]:
+def _behind(ctx: Context, row: AgreedLink, given: list[str]) -> dict[str, dict[str, str]]:
     """`SPACE:THEIRS[=OURS]`, by the space's id."""
     found: dict[str, list[str]] = {}
     for each in given:
@@ -212,19 +204,19 @@ def _behind(where: Place, row: AgreedLink, given: list[str]) -> dict[str, dict[s
             raise UsageError(
                 f"--beyond {each!r}: name a space behind theirs and its channel, `--beyond SPACE:THEIRS=OURS`"
             )
-        found.setdefault(_space_id(where, row, named.strip()), []).append(names)
+        found.setdefault(_space_id(ctx, row, named.strip()), []).append(names)
     return {origin: channel_names("--beyond", names) for origin, names in found.items()}
 
 
-def _space_id(where: Place, row: AgreedLink, text: str) -> str:
+def _space_id(ctx: Context, row: AgreedLink, text: str) -> str:
     """Of a space that is linked with this one too, by its name here; or of any, by its id or the beginning of that."""
     with suppress(InvalidName):
         public_bytes(text)
         return text
-    others = [each for each in links_of(where) if each.link != row.link and each.state != "off"]
+    others = [each for each in links_of(ctx) if each.link != row.link and each.state != "off"]
     found = {each.origin for each in others if each.terms.get("space") == text}
     if not found and len(text) >= SHORTEST_ID:
-        facts = asked(where, "status", link=row.link, whole=True)[0]["links"][0]
+        facts = asked(ctx, "status", link=row.link, whole=True)[0]["links"][0]
         passed_on = {origin for origin, *_ in (facts["ledger"] or {}).get("not_taken", [])} | set(facts["beyond"])
         found = {each for each in {*passed_on, *(other.origin for other in others)} if each.startswith(text)}
     if len(found) != 1:
@@ -265,24 +257,22 @@ def _wider(before: Link, after: Link) -> str:
     return " and ".join(words for words, is_new in found.items() if is_new)
 
 
-async def _set(where: Place, record: Link) -> None:
+async def _set(ctx: Context, record: Link) -> None:
     from tidings.admin.administration import administer
     from tidings.admin.linking import Linker
     from tidings.links.local_socket import ask
 
-    async with administer(where.home, "changing a link") as admin:
+    async with administer(ctx.home, "changing a link") as admin:
         await Linker(admin).set(record)
     with suppress(TidingsError):  # a worker looks by itself soon
-        await ask(where.home.link_socket, "look", within=5.0)
+        await ask(ctx.home.link_socket, "look", within=5.0)
 
 
 def renew(
+    ctx: SpaceContext,
     name: LinkArgument,
     expires: Annotated[str, typer.Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
     url: Annotated[str | None, typer.Option(help="Address by which they reach this space.", metavar="URL")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Give a link new keys on both sides: prints a line that `tidings link accept` takes in the other space.
 
@@ -291,15 +281,12 @@ def renew(
     as it was. A line that was made before for the same is void.
 
     Examples:
-
       tidings link renew acme
-
       tidings link renew acme --expires 7d
     """
-    where = place(space, home)
-    row = meant(where, name)
-    made, line = asyncio.run(_renew(where, row, seconds("--expires", expires), url))
-    if as_json:
+    row = meant(ctx, name)
+    made, line = asyncio.run(_renew(ctx, row, seconds("--expires", expires), url))
+    if ctx.as_json:
         output.data({"id": made.id, "link": row.link, "expires": moment_of(made.expires), "line": line})
         return
     output.say(
@@ -310,11 +297,11 @@ def renew(
     output.hint("tidings invitation list")
 
 
-async def _renew(where: Place, row: AgreedLink, holds: int, url: str | None) -> tuple[Invitation, str]:
+async def _renew(ctx: Context, row: AgreedLink, holds: int, url: str | None) -> tuple[Invitation, str]:
     from tidings.admin.administration import administer
     from tidings.admin.inviting import reach_of
     from tidings.admin.link_inviting import LinkInviter
 
-    async with administer(where.home, "renewing a link") as admin:
+    async with administer(ctx.home, "renewing a link") as admin:
         made, line = LinkInviter(admin).renew(row, holds, reach_of(admin, url))
     return made, str(line)

@@ -11,8 +11,8 @@ import typer
 from tidings.admin.link_registry import AgreedLink
 from tidings.cli import output
 from tidings.cli.amounts import seconds
+from tidings.cli.context import Context, PlainSpaceContext, SpaceContext, YesOption
 from tidings.cli.link_asking import NOBODY, LinkArgument, ask_links, asked, meant, name_of
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
 from tidings.errors import UsageError
 
 #: between two looks with --poll
@@ -20,24 +20,19 @@ EVERY = "30s"
 
 
 def pause(
+    ctx: SpaceContext,
     name: LinkArgument,
     reason: Annotated[str, typer.Option(help="Why, for whoever looks.")] = "paused by the operator",
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Take nothing more in over a link until `resume`. What it shares, the other space still reads.
 
     Examples:
-
       tidings link pause acme
-
       tidings link pause acme --reason "their agents flood general"
     """
-    where = place(space, home)
-    row = meant(where, name)
-    answer, by_worker = asked(where, "pause", link=row.link, reason=reason)
-    if as_json:
+    row = meant(ctx, name)
+    answer, by_worker = asked(ctx, "pause", link=row.link, reason=reason)
+    if ctx.as_json:
         output.data({"link": row.link, "paused": reason, "was": answer["was"], "worker": by_worker})
         return
     output.say(
@@ -46,17 +41,15 @@ def pause(
     output.hint(f"tidings link resume {name_of(row)}")
 
 
-def resume(name: LinkArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def resume(ctx: SpaceContext, name: LinkArgument) -> None:
     """Go on with a link that was paused, where it was.
 
     Examples:
-
       tidings link resume acme
     """
-    where = place(space, home)
-    row = meant(where, name)
-    answer, by_worker = asked(where, "resume", link=row.link)
-    if as_json:
+    row = meant(ctx, name)
+    answer, by_worker = asked(ctx, "resume", link=row.link)
+    if ctx.as_json:
         output.data({"link": row.link, "was": answer["was"], "worker": by_worker})
         return
     was = "goes on" if answer["was"] is not None else "was not paused"
@@ -66,29 +59,20 @@ def resume(name: LinkArgument, space: SpaceOption = None, home: HomeOption = Non
     output.hint(f"tidings link show {name_of(row)} --follow")
 
 
-def remove(
-    name: LinkArgument,
-    yes: YesOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def remove(ctx: SpaceContext, name: LinkArgument, yes: YesOption = False) -> None:
     """End a link on this side: nothing comes in, the other space reads nothing more, and its ledger is deleted.
 
     Messages that came over it stay. The operator of the other space ends it there with the same command.
 
     Examples:
-
       tidings link remove acme
-
       tidings link remove acme --yes
     """
-    where = place(space, home)
-    row = meant(where, name)
+    row = meant(ctx, name)
     if not yes and not output.agreed(f"End the link with {name_of(row)}?"):
         raise typer.Exit(1)
-    ended = asyncio.run(_remove(where, row))
-    if as_json:
+    ended = asyncio.run(_remove(ctx, row))
+    if ctx.as_json:
         output.data({"link": row.link, "space": name_of(row), "state": ended.state})
         return
     output.say(
@@ -100,20 +84,21 @@ def remove(
     output.hint("tidings link list --all")
 
 
-async def _remove(where: Place, row: AgreedLink) -> AgreedLink:
+async def _remove(ctx: Context, row: AgreedLink) -> AgreedLink:
     """The user and the record first; then nothing is left that could start it again; then the ledger."""
     from tidings.admin.administration import administer
     from tidings.admin.link_peers import LinkPeers
     from tidings.admin.linking import Linker
 
-    async with administer(where.home, "ending a link") as admin:
+    async with administer(ctx.home, "ending a link") as admin:
         ended = await Linker(admin).end(row.link)
-    LinkPeers.below(where.home).forget(row.link)
-    await ask_links(where, "forget", link=row.link)
+    LinkPeers.below(ctx.home).forget(row.link)
+    await ask_links(ctx, "forget", link=row.link)
     return ended
 
 
 def run(
+    ctx: PlainSpaceContext,
     poll: Annotated[
         bool, typer.Option("--poll", help="Look every so often, instead of hearing of what is new.")
     ] = False,
@@ -121,21 +106,16 @@ def run(
         str | None,
         typer.Option(help=f"How often to look with --poll: 30s, 5m, 1h; {EVERY} if not said.", metavar="TIME"),
     ] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
 ) -> None:
     """Carry the links of a space in the foreground until Ctrl-C: the worker that `tidings up` starts, alone.
 
     One worker carries at a time: start the space with `tidings up --no-links` first.
 
     Examples:
-
       tidings link run
-
       tidings link run --poll --every 5m
     """
-    where = place(space, home)
-    where.home.read_info()
+    ctx.home.read_info()
     if every is not None and not poll:
         raise UsageError(
             "--every says how often --poll looks: say --poll too, or neither to hear of what is new at once"
@@ -143,16 +123,16 @@ def run(
     pause = float(seconds("--every", every or EVERY)) if poll else None
     if pause is not None and pause < 1:
         raise UsageError("--every is at least a second")
-    asyncio.run(_run(where, pause))
+    asyncio.run(_run(ctx, pause))
     output.say("links are not carried now; what was taken over stays, and the rest waits in the other spaces")
 
 
-async def _run(where: Place, every: float | None) -> None:
+async def _run(ctx: Context, every: float | None) -> None:
     from tidings.links.replicator import Mode
     from tidings.links.worker import LinkWorker
 
-    where.home.make()
-    worker = LinkWorker(where.home, mode=Mode(every), tell=output.say)
+    ctx.home.make()
+    worker = LinkWorker(ctx.home, mode=Mode(every), tell=output.say)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, worker.stop)
     how = "hears of what is new" if every is None else f"looks every {every:.0f} s"
@@ -160,6 +140,6 @@ async def _run(where: Place, every: float | None) -> None:
     ready = asyncio.create_task(worker.ready.wait())
     await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
     if not running.done():
-        output.say(f"links of space {where.home.name} are carried; the worker {how}. Ctrl-C stops it.")
+        output.say(f"links of space {ctx.home.name} are carried; the worker {how}. Ctrl-C stops it.")
     ready.cancel()
     await running

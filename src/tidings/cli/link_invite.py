@@ -13,8 +13,8 @@ from tidings.admin.agents import as_patterns
 from tidings.cli import output
 from tidings.cli.agent import listed
 from tidings.cli.amounts import seconds
+from tidings.cli.context import Context, SpaceContext, YesOption
 from tidings.cli.invitation import moment_of, read_line
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
 from tidings.errors import UsageError
 from tidings.wire.names import unmarked
 
@@ -31,6 +31,7 @@ UntilOption = Annotated[str | None, typer.Option(help="For how long the link is,
 
 
 def invite(
+    ctx: SpaceContext,
     name: Annotated[
         str | None, typer.Argument(help="What to call their space here; without, by its own name.", metavar="NAME")
     ] = None,
@@ -57,9 +58,6 @@ def invite(
     ] = False,
     roster: Annotated[bool, typer.Option("--roster", help="Each space tells the other who its agents are.")] = False,
     url: Annotated[str | None, typer.Option(help="Address by which they reach this space.", metavar="URL")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Offer a link to the operator of another space: prints a line that `tidings link accept` takes there.
 
@@ -68,23 +66,17 @@ def invite(
     ADDR`); one that does not can only be linked with a space on its own machine.
 
     Examples:
-
       tidings link invite --both general                       one channel in common
-
       tidings link invite acme --both general --direct         and agents write to each other as name@space
-
       tidings link invite acme --both general --tasks          and ask roles of each other, reviewer@space
-
       tidings link invite acme --share announcements --take 'team.>=acme.team.>' --until 90d
-
       tidings invitation list                                  and `invitation revoke acme` takes it back
     """
-    where = place(space, home)
     terms = _terms(name, share, take, both, until, hops, direct=direct, roster=roster, tasks=tasks)
-    made, line, info = asyncio.run(_invite(where, terms, seconds("--expires", expires), url))
+    made, line, info = asyncio.run(_invite(ctx, terms, seconds("--expires", expires), url))
     promise = made.link
     assert promise is not None
-    if as_json:
+    if ctx.as_json:
         output.data({"id": made.id, "link": promise.link, "expires": moment_of(made.expires), "line": line})
         return
     whom = terms.called or "the space that accepts"
@@ -152,17 +144,18 @@ def _until(text: str | None) -> int | None:
     return None if text is None else int(time.time()) + seconds("--until", text)
 
 
-async def _invite(where: Place, terms: LinkTerms, holds: int, url: str | None) -> tuple[Invitation, str, Any]:
+async def _invite(ctx: Context, terms: LinkTerms, holds: int, url: str | None) -> tuple[Invitation, str, Any]:
     from tidings.admin.administration import administer
     from tidings.admin.inviting import reach_of
     from tidings.admin.link_inviting import LinkInviter
 
-    async with administer(where.home, "inviting to a link") as admin:
+    async with administer(ctx.home, "inviting to a link") as admin:
         made, line = LinkInviter(admin).invite(terms, holds, reach_of(admin, url))
         return made, str(line), admin.info
 
 
 def accept(
+    ctx: SpaceContext,
     line: Annotated[
         str | None, typer.Argument(help="The line; without, it is read from standard input.", metavar="LINE")
     ] = None,
@@ -189,9 +182,6 @@ def accept(
     ] = False,
     url: UrlOption = None,
     yes: YesOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Link this space with the one that made the line. You are shown what would pass, and asked.
 
@@ -200,23 +190,19 @@ def accept(
     reachable for them (`tidings up --listen ADDR`). If you are interrupted, accept the same line again.
 
     Examples:
-
       tidings link accept 'tidings:main@192.0.2.7:4222#AUEk...' --as acme
-
       tidings link accept --take general=acme.general          asks for the line, or reads it from a pipe
-
       tidings link accept LINE --only news --share ''          take one channel, share nothing
     """
     from tidings.admin.link_accepting import LinkWishes, accept_link
     from tidings.wire.invitations import check_kind, parse_invitation
 
-    if as_json and not yes:
+    if ctx.as_json and not yes:
         raise UsageError("--json asks nobody: say --yes with it")
     if line in (None, "-") and not yes and not sys.stdin.isatty():
         raise UsageError("the line is read from where you would be asked: name it in the command, or say --yes")
     invited = parse_invitation(read_line(line))
     check_kind(invited, for_link=True)
-    where = place(space, home)
     wishes = LinkWishes(
         called=called or "",
         names=channel_names("--take", take, both=True),
@@ -229,15 +215,15 @@ def accept(
         urls=tuple(url or ()),
     )
     found = asyncio.run(
-        accept_link(where.home, invited, wishes, lambda proposal: _agree(where, proposal, yes=yes), output.say)
+        accept_link(ctx.home, invited, wishes, lambda proposal: _agree(ctx, proposal, yes=yes), output.say)
     )
-    _report(where, found, as_json=as_json)
+    _report(ctx, found, as_json=ctx.as_json)
 
 
-def _agree(where: Place, proposal: Proposal, *, yes: bool) -> None:
+def _agree(ctx: Context, proposal: Proposal, *, yes: bool) -> None:
     """Show what would pass, and ask."""
     offer, record = proposal.offer, proposal.record
-    output.say(f"space {offer.space} offers a link with {where.home.name}; its id is {offer.space_id}")
+    output.say(f"space {offer.space} offers a link with {ctx.home.name}; its id is {offer.space_id}")
     output.say(f"  its steward's key is {offer.steward}")
     for text in _words(record, offer.shares, offer.wants):
         output.say(f"  {text}")
@@ -272,7 +258,7 @@ def _nowhere(name: str) -> str:
     )
 
 
-def _report(where: Place, found: AcceptedLink, *, as_json: bool) -> None:
+def _report(ctx: Context, found: AcceptedLink, *, as_json: bool) -> None:
     record = found.record
     if as_json:
         output.data(
@@ -292,7 +278,7 @@ def _report(where: Place, found: AcceptedLink, *, as_json: bool) -> None:
     if found.already:
         output.say("this line was accepted before, and the link is there")
     output.say(
-        f"space {where.home.name} is linked with {record.space} ({found.peer.address}), which calls it "
+        f"space {ctx.home.name} is linked with {record.space} ({found.peer.address}), which calls it "
         f"{found.known_as}: you take {_taken(record.channels)}, they may read {listed(record.shares)}"
     )
     if not found.url and record.shares:

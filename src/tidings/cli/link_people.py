@@ -8,19 +8,17 @@ import typer
 
 from tidings.admin.link_registry import AgreedLink
 from tidings.cli import output
+from tidings.cli.context import Context, SpaceContext, YesOption
 from tidings.cli.link_asking import LinkArgument, asked, meant, name_of
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
 
 
 def people(
+    ctx: SpaceContext,
     name: LinkArgument,
     trust: Annotated[
         str | None, typer.Option(help="Let a name stand for the key it has there now.", metavar="AGENT")
     ] = None,
     yes: YesOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List the agents of a linked space that are known here, as it states them; agents write to them as name@space.
 
@@ -29,22 +27,19 @@ def people(
     that you can compare the new one with what their operator tells you, and asks.
 
     Examples:
-
       tidings link people acme
-
       tidings link people acme --trust bob
     """
-    where = place(space, home)
-    row = meant(where, name)
+    row = meant(ctx, name)
     if trust is not None:
-        changed = _trusted(where, row, trust, yes=yes)
-        if as_json:
+        changed = _trusted(ctx, row, trust, yes=yes)
+        if ctx.as_json:
             output.data(changed)
         else:
             output.say(f"{trust}@{name_of(row)} is {changed['now']} from now on; it was {changed['before']}")
         return
-    found, _ = asked(where, "people", link=row.link)
-    if as_json:
+    found, _ = asked(ctx, "people", link=row.link)
+    if ctx.as_json:
         output.data(found)
         return
     rows = [(each["name"], each["roles"], each["id"], "") for each in found["people"]]
@@ -54,13 +49,13 @@ def people(
     output.hint(f"tidings link people {name_of(row)} --trust {first['name']}" if first else "tidings who")
 
 
-def _trusted(where: Place, row: AgreedLink, agent: str, *, yes: bool) -> dict[str, Any]:
+def _trusted(ctx: Context, row: AgreedLink, agent: str, *, yes: bool) -> dict[str, Any]:
     """Of two keys the operator sees both; a third one that comes meanwhile is not meant."""
-    shown, _ = asked(where, "trustable", link=row.link, name=agent)
+    shown, _ = asked(ctx, "trustable", link=row.link, name=agent)
     if not yes:
         output.say(f"{agent}@{name_of(row)} was {shown['before']}")
         output.say(f"{agent}@{name_of(row)} is {shown['now']} there now, which does not say that it took over")
         if not output.agreed("Does their operator say so too, and is it to be that one?"):
             raise typer.Exit(1)
-    changed, _ = asked(where, "trust", link=row.link, name=agent, key=shown["now"])
+    changed, _ = asked(ctx, "trust", link=row.link, name=agent, key=shown["now"])
     return changed

@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from tidings.cli import link_words, output
+from tidings.cli.context import CountOption, Group, SpaceContext, countable
 from tidings.cli.link_asking import NOBODY, LinkArgument, asked, meant, name_of
-from tidings.cli.options import CountOption, HomeOption, JsonOption, SpaceOption, countable, place
 from tidings.errors import UsageError
 
 SeqArgument = Annotated[
@@ -32,33 +32,23 @@ class NameFirst(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+app = Group(
     cls=NameFirst,
-    no_args_is_help=True,
     help="Records of a link that were received and not let in: look, try them again, or give them up.",
 )
 
 
 @app.command("list")
-def quarantine_list(
-    name: LinkArgument,
-    count: CountOption = 50,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def quarantine_list(ctx: SpaceContext, name: LinkArgument, count: CountOption = 50) -> None:
     """List the records of a link that were received and not let in, oldest first, and why.
 
     Examples:
-
       tidings link quarantine list acme
-
       tidings link quarantine list acme -n 500 --json
     """
-    where = place(space, home)
-    row = meant(where, name)
-    answer, _ = asked(where, "quarantined", link=row.link, limit=count)
-    if as_json:
+    row = meant(ctx, name)
+    answer, _ = asked(ctx, "quarantined", link=row.link, limit=count)
+    if ctx.as_json:
         output.data(answer["records"])
         return
     rows = [
@@ -85,24 +75,15 @@ def quarantine_list(
 
 
 @app.command("show")
-def quarantine_show(
-    name: LinkArgument,
-    seq: SeqArgument,
-    life: LifeOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def quarantine_show(ctx: SpaceContext, name: LinkArgument, seq: SeqArgument, life: LifeOption = None) -> None:
     """Show one record that was not let in, with its bytes.
 
     Examples:
-
       tidings link quarantine show acme 1204
     """
-    where = place(space, home)
-    row = meant(where, name)
-    record = asked(where, "quarantined_record", link=row.link, seq=seq, life=life)[0]["record"]
-    if as_json:
+    row = meant(ctx, name)
+    record = asked(ctx, "quarantined_record", link=row.link, seq=seq, life=life)[0]["record"]
+    if ctx.as_json:
         output.data(record)
         return
     payload = base64.b64decode(record.pop("payload"))
@@ -122,29 +103,24 @@ def _readable(payload: bytes) -> str:
 
 @app.command("retry")
 def quarantine_retry(
+    ctx: SpaceContext,
     name: LinkArgument,
     seqs: Annotated[
         list[int] | None, typer.Argument(help="Records; or --all.", metavar="SEQ", callback=countable)
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Try records in quarantine again, now: perhaps what made them unfit is over.
 
     Examples:
-
       tidings link quarantine retry acme 1204 1205
-
       tidings link quarantine retry acme --all
     """
-    where = place(space, home)
-    row = meant(where, name)
+    row = meant(ctx, name)
     if bool(seqs) == every:
         raise UsageError(f"say which records of {name_of(row)} to try, or --all")
-    answer, by_worker = asked(where, "retry", link=row.link, seqs=None if every else seqs)
-    if as_json:
+    answer, by_worker = asked(ctx, "retry", link=row.link, seqs=None if every else seqs)
+    if ctx.as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
     if not answer["count"]:
@@ -157,24 +133,20 @@ def quarantine_retry(
 
 @app.command("drop")
 def quarantine_drop(
+    ctx: SpaceContext,
     name: LinkArgument,
     seq: SeqArgument,
     reason: Annotated[str, typer.Option(help="Why; it is kept with what was left out.")],
     life: LifeOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Give up a record in quarantine for good; it is named as left out, with the reason.
 
     Examples:
-
       tidings link quarantine drop acme 1204 --reason "forged, says their operator"
     """
-    where = place(space, home)
-    row = meant(where, name)
-    answer, _ = asked(where, "drop", link=row.link, seq=seq, reason=reason, life=life)
-    if as_json:
+    row = meant(ctx, name)
+    answer, _ = asked(ctx, "drop", link=row.link, seq=seq, reason=reason, life=life)
+    if ctx.as_json:
         output.data({"link": row.link, "seq": seq, **answer})
         return
     output.say(f"record {seq} of {name_of(row)} is given up; {answer['left']:,} are left in quarantine")

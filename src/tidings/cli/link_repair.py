@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from tidings.cli import completion, link_words, output
+from tidings.cli.context import Context, SpaceContext, YesOption
 from tidings.cli.link_asking import NOBODY, PATIENCE, LinkArgument, asked, meant, name_of
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, YesOption, place
 from tidings.errors import BrokerUnreachable, UsageError, WorkerUnreachable
 
 #: seconds in which a worker that was told to leave has done so
@@ -18,29 +18,26 @@ LEAVING = 20.0
 DIFFERS = 3
 
 
-def verify(name: LinkArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def verify(ctx: SpaceContext, name: LinkArgument) -> None:
     """Compare what the other space shares with what came, by digests: equal, or what differs. Exit code 3 if it does.
 
     Records that were left out or are in quarantine are accounted for. What is not here and should be is fetched by the
     worker.
 
     Examples:
-
       tidings link verify acme
-
       tidings link verify acme --json
     """
-    where = place(space, home)
-    row = meant(where, name)
+    row = meant(ctx, name)
     try:
         with output.working(f"comparing with {name_of(row)}"):
-            answer, by_worker = asked(where, "verify", link=row.link)
+            answer, by_worker = asked(ctx, "verify", link=row.link)
     except BrokerUnreachable as error:
         raise BrokerUnreachable(
             f"{error}. The link with {name_of(row)} is compared while both spaces are up; what is new there comes by "
             "itself once they are"
         ) from error
-    if as_json:
+    if ctx.as_json:
         output.data({"link": row.link, **answer})
     else:
         for words in link_words.verified(name_of(row), answer):
@@ -53,6 +50,7 @@ def verify(name: LinkArgument, space: SpaceOption = None, home: HomeOption = Non
 
 
 def rebuild(
+    ctx: SpaceContext,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -63,9 +61,6 @@ def rebuild(
         bool, typer.Option("--ledger", help="Begin a new ledger for all links: when `links.db` is damaged.")
     ] = False,
     yes: YesOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Forget how far a link is, and read all again that the other space still has.
 
@@ -78,22 +73,19 @@ def rebuild(
     knew of those.
 
     Examples:
-
       tidings link rebuild acme --yes
-
       tidings link rebuild --ledger
     """
-    where = place(space, home)
     if bool(name) == ledger:
         raise UsageError("say which link to read again, or --ledger for all of them, and not both")
     if ledger:
-        _rebuild_all(where, yes=yes, as_json=as_json)
+        _rebuild_all(ctx, yes=yes, as_json=ctx.as_json)
         return
-    row = meant(where, name or "")
+    row = meant(ctx, name or "")
     if not yes and not output.agreed(f"Read everything of {name_of(row)} again?"):
         raise typer.Exit(1)
-    answer, by_worker = asked(where, "rebuild", link=row.link)
-    if as_json:
+    answer, by_worker = asked(ctx, "rebuild", link=row.link)
+    if ctx.as_json:
         output.data({"link": row.link, **answer, "worker": by_worker})
         return
     kept = f"; {answer['quarantined']:,} in quarantine are tried again" if answer.get("quarantined") else ""
@@ -103,16 +95,16 @@ def rebuild(
     output.hint(f"tidings link show {name_of(row)} --follow")
 
 
-def _rebuild_all(where: Place, *, yes: bool, as_json: bool) -> None:
+def _rebuild_all(ctx: Context, *, yes: bool, as_json: bool) -> None:
     from tidings.links.local_socket import ask
     from tidings.links.store_file import set_ledger_aside
 
-    where.home.read_info()
+    ctx.home.read_info()
     if not yes and not output.agreed("Begin a new ledger, and read everything of all links again?"):
         raise typer.Exit(1)
     with suppress(WorkerUnreachable):  # whoever keeps it running starts it again
-        asyncio.run(ask(where.home.link_socket, "leave", within=PATIENCE))
-    aside = set_ledger_aside(where.home, LEAVING)
+        asyncio.run(ask(ctx.home.link_socket, "leave", within=PATIENCE))
+    aside = set_ledger_aside(ctx.home, LEAVING)
     if as_json:
         output.data({"aside": str(aside) if aside is not None else None})
         return

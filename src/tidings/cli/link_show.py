@@ -14,29 +14,23 @@ import typer
 
 from tidings.admin.link_registry import AgreedLink
 from tidings.cli import link_words, output
+from tidings.cli.context import Context, SpaceContext
 from tidings.cli.link_asking import ANSWERS, NOBODY, LinkArgument, asked, links_of, meant, name_of
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, place
 from tidings.errors import TidingsError, WorkerUnreachable
 
 
 def list_links(
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Those that ended too.")] = False,
-    as_json: JsonOption = False,
+    ctx: SpaceContext, every: Annotated[bool, typer.Option("--all", help="Those that ended too.")] = False
 ) -> None:
     """List the links of a space, and how each is.
 
     Examples:
-
       tidings link list
-
       tidings link list --all --json
     """
-    where = place(space, home)
-    links, by_worker = _status(where)
+    links, by_worker = _status(ctx)
     links = [each for each in links if every or each["state"] in ("on", "setting")]
-    if as_json:
+    if ctx.as_json:
         output.data([{**each, "shown": link_words.state(each)} for each in links])
         return
     rows = [
@@ -55,7 +49,7 @@ def list_links(
     output.table(
         ("space", "link", "state", "connection", "behind", "they are behind", "takes in", "shares"),
         rows,
-        empty=f"space {where.home.name} has no links",
+        empty=f"space {ctx.home.name} has no links",
     )
     if not by_worker and any(each["takes"] for each in links):
         output.say(NOBODY)
@@ -65,24 +59,24 @@ def list_links(
     output.hint("tidings link show NAME" if rows else "tidings link --help")
 
 
-def _status(where: Place) -> tuple[list[dict[str, Any]], bool]:
+def _status(ctx: Context) -> tuple[list[dict[str, Any]], bool]:
     """Of all links; a space that never had one is asked nothing."""
-    if not links_of(where):
+    if not links_of(ctx):
         return [], False
-    answer, by_worker = asked(where, "status")
+    answer, by_worker = asked(ctx, "status")
     if not by_worker:
-        _add_pushes(where, answer["links"])
+        _add_pushes(ctx, answer["links"])
     if by_worker and answer["steward"]:
         output.say(f"note: which links are in force is not known to the worker: {answer['steward']}")
     return answer["links"], by_worker
 
 
-def _add_pushes(where: Place, links: list[dict[str, Any]]) -> None:
+def _add_pushes(ctx: Context, links: list[dict[str, Any]]) -> None:
     """How far the others are with what is shared, as the steward says; without a worker it is asked itself."""
     from tidings.links.destination import LocalSpace
 
     async def look() -> dict[str, dict[str, Any] | None]:
-        local = LocalSpace(where.home.read_info().url, where.home.link_creds, where.home.name)
+        local = LocalSpace(ctx.home.read_info().url, ctx.home.link_creds, ctx.home.name)
         try:
             async with asyncio.timeout(ANSWERS):
                 found = (await local.links()).links
@@ -99,32 +93,27 @@ def _add_pushes(where: Place, links: list[dict[str, Any]]) -> None:
 
 
 def show(
+    ctx: SpaceContext,
     name: LinkArgument,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on and print what happens, until Ctrl-C.")] = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show everything about a link: what passes, how far it is, what was left out and why.
 
     `--follow` prints how it catches up and every change of its state; with `--json` one object a line.
 
     Examples:
-
       tidings link show acme
-
       tidings link show acme --follow
     """
-    where = place(space, home)
-    row = meant(where, name)
+    row = meant(ctx, name)
     if follow:
-        asyncio.run(_follow(where, row, as_json))
+        asyncio.run(_follow(ctx, row, ctx.as_json))
         return
-    answer, by_worker = asked(where, "status", link=row.link, whole=True)
+    answer, by_worker = asked(ctx, "status", link=row.link, whole=True)
     facts = answer["links"][0]
     if not by_worker:
-        _add_pushes(where, [facts])
-    if as_json:
+        _add_pushes(ctx, [facts])
+    if ctx.as_json:
         output.data({**facts, "shown": link_words.state(facts), "worker": by_worker})
         return
     output.table(("what", "value"), link_words.rows(facts, time.time()), empty="")
@@ -135,7 +124,7 @@ def show(
     output.hint(f"tidings link verify {name_of(row)}" if facts["ledger"] else "tidings link list")
 
 
-async def _follow(where: Place, row: AgreedLink, as_json: bool) -> None:
+async def _follow(ctx: Context, row: AgreedLink, as_json: bool) -> None:
     from tidings.links.local_socket import follow
 
     stopping = asyncio.Event()
@@ -143,7 +132,7 @@ async def _follow(where: Place, row: AgreedLink, as_json: bool) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
 
     async def tell() -> None:
-        async for said in follow(where.home.link_socket, "follow", link=row.link):
+        async for said in follow(ctx.home.link_socket, "follow", link=row.link):
             output.line(json.dumps(said) if as_json else link_words.event(said))
             output.flush()
             if said["event"] == "not_carried":

@@ -8,18 +8,18 @@ from typing import Any
 
 from tidings.admin.link_registry import AgreedLink
 from tidings.cli import link_words
+from tidings.cli.context import Context
 from tidings.cli.link_asking import ANSWERS, links_of, name_of
 from tidings.cli.link_words import unreached_words
-from tidings.cli.options import Place
 from tidings.errors import TidingsError, WorkerUnreachable
 
 
-def look(where: Place, supervised: bool) -> dict[str, Any]:
+def look(ctx: Context, supervised: bool) -> dict[str, Any]:
     """For `tidings status`: links in one line, and what is wrong with them. Whatever that is, the rest is shown too."""
     from tidings.links.local_socket import ask
 
     try:
-        known = links_of(where)
+        known = links_of(ctx)
     except TidingsError as error:
         return {
             "count": None,
@@ -31,13 +31,13 @@ def look(where: Place, supervised: bool) -> dict[str, Any]:
         }
     wanted = [row for row in known if row.state in ("on", "setting")]
     taking = [row for row in wanted if row.takes(time.time())]
-    wrong = [*_ended_unasked(known), *_unreachable(where, taking)]
-    told = where.home.read_state().get("links") or {}
+    wrong = [*_ended_unasked(known), *_unreachable(ctx, taking)]
+    told = ctx.home.read_state().get("links") or {}
     facts: dict[str, Any] = {"count": len(wanted), "taking": len(taking), "supervised": told, "said": "", "links": []}
     if not wanted:
         return facts | {"problems": wrong}
     try:
-        found = asyncio.run(ask(where.home.link_socket, "status", within=ANSWERS))["links"]
+        found = asyncio.run(ask(ctx.home.link_socket, "status", within=ANSWERS))["links"]
         shown = [each for each in found if each["state"] in ("on", "setting")]
         facts["links"] = [{"space": each["space"], "state": link_words.state(each)} for each in shown]
         said = ", ".join(map(_in_words, shown))
@@ -76,11 +76,11 @@ def _ended_unasked(known: list[AgreedLink]) -> list[str]:
     ]
 
 
-def _unreachable(where: Place, taking: list[AgreedLink]) -> list[str]:
+def _unreachable(ctx: Context, taking: list[AgreedLink]) -> list[str]:
     """Links that take something in, and of which it is not known here where their space is."""
     from tidings.admin.link_peers import LinkPeers
 
-    peers = LinkPeers.below(where.home)
+    peers = LinkPeers.below(ctx.home)
     return [
         f"nothing comes from {name_of(row)}: {unreached_words(name_of(row))}"
         for row in taking

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from tidings.cli import about, output
+from tidings.cli.context import Group
 from tidings.cli.plain_values import use_plain_values
 from tidings.errors import TidingsError
 
@@ -84,9 +85,8 @@ def everything(
 @functools.cache
 def command(names: tuple[str, ...] = ALL) -> Any:
     """What can be typed, or some of it, built once: all of it takes longer than most commands."""
-    app = typer.Typer(
+    app = Group(
         name="tidings",
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="A durable message mesh for AI agents.",

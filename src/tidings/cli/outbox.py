@@ -8,45 +8,39 @@ import typer
 
 from tidings.cli import completion, output
 from tidings.cli.connection import act_at_host, ask_host, outbox_in_file
-from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, SpaceOption, countable, place
+from tidings.cli.context import AgentContext, CountOption, Group, SpaceContext, countable
 from tidings.cli.talk import printable
 from tidings.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="What was handed to the host: list, show, send again, cancel, hold back.")
+app = Group(help="What was handed to the host: list, show, send again, cancel, hold back.")
 STATES = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
 MessageArgument = Annotated[str, typer.Argument(help="Id of the message.", metavar="ID")]
 
 
 @app.command("list")
 def list_outbox(
+    ctx: AgentContext,
     state: Annotated[
         str | None,
         typer.Option(help=f"Only these: {', '.join(STATES)}.", autocompletion=completion.among(*STATES)),
     ] = None,
     count: CountOption = 20,
     before: Annotated[int | None, typer.Option(help="Only below this row.", metavar="ROW", callback=countable)] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List what you handed to the host, newest first. If none runs it is read from its file.
 
     Examples:
-
       tidings outbox list
-
       tidings outbox list --state pending --json
     """
     if state is not None and state not in STATES:
         raise UsageError(f"--state is one of {', '.join(STATES)}, not {state!r}")
-    where = place(space, home, acting_as)
-    file = outbox_in_file(where)
+    file = outbox_in_file(ctx)
     if file is not None:
         rows = file.outbox(state, count, before)
     else:
-        rows = act_at_host(where, lambda agent: agent.outbox(state, count, before))
-    if as_json:
+        rows = act_at_host(ctx, lambda agent: agent.outbox(state, count, before))
+    if ctx.as_json:
         output.data(rows)
         return
     output.table(
@@ -66,25 +60,17 @@ def _why(row: dict[str, Any]) -> str:
 
 
 @app.command("show")
-def show(
-    message: MessageArgument,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def show(ctx: AgentContext, message: MessageArgument) -> None:
     """Show one message you handed to the host: how far it is, why it waits, what replaced it.
 
     If no host runs it is read from its file: how far it was when the host ended.
 
     Example:
-
       tidings outbox show 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    where = place(space, home, acting_as)
-    file = outbox_in_file(where)
-    row = file.outbox_row(message) if file else act_at_host(where, lambda agent: agent.outbox_row(message))
-    if as_json:
+    file = outbox_in_file(ctx)
+    row = file.outbox_row(message) if file else act_at_host(ctx, lambda agent: agent.outbox_row(message))
+    if ctx.as_json:
         output.data(row)
         return
     chain, waits = row.pop("chain"), row.pop("waits", [])
@@ -98,21 +84,14 @@ def show(
 
 
 @app.command("requeue")
-def requeue(
-    message: MessageArgument,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def requeue(ctx: AgentContext, message: MessageArgument) -> None:
     """Send a dead or cancelled message again, under a new id. Needs the host.
 
     Example:
-
       tidings outbox requeue 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    row = act_at_host(place(space, home, acting_as), lambda agent: agent.requeue(message))
-    if as_json:
+    row = act_at_host(ctx, lambda agent: agent.requeue(message))
+    if ctx.as_json:
         output.data(row)
         return
     output.line(row["id"])
@@ -121,23 +100,16 @@ def requeue(
 
 
 @app.command("cancel")
-def cancel(
-    message: MessageArgument,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def cancel(ctx: AgentContext, message: MessageArgument) -> None:
     """Do not send a message that has not left. Needs the host.
 
     One that is on its way may still arrive, and that is said.
 
     Example:
-
       tidings outbox cancel 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    row = act_at_host(place(space, home, acting_as), lambda agent: agent.cancel(message))
-    if as_json:
+    row = act_at_host(ctx, lambda agent: agent.cancel(message))
+    if ctx.as_json:
         output.data(row)
         return
     if row["state"] == "cancelled":
@@ -151,33 +123,27 @@ def cancel(
 
 @app.command("pause")
 def pause(
-    reason: Annotated[str | None, typer.Option(help="Why, for whoever looks.")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    ctx: SpaceContext, reason: Annotated[str | None, typer.Option(help="Why, for whoever looks.")] = None
 ) -> None:
     """Hold everything for a space back until `resume`. It is still taken and stored.
 
     Examples:
-
       tidings outbox pause
-
       tidings outbox pause --space lab --reason 'on a plane'
     """
-    where = place(space, home).home
-    _show_held(where.name, ask_host(where.home, lambda host: host.pause(where.name, reason)), as_json)
+    where = ctx.home
+    _show_held(where.name, ask_host(where.home, lambda host: host.pause(where.name, reason)), ctx.as_json)
 
 
 @app.command("resume")
-def resume(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def resume(ctx: SpaceContext) -> None:
     """Let what is held back for a space leave.
 
     Example:
-
       tidings outbox resume --space lab
     """
-    where = place(space, home).home
-    _show_held(where.name, ask_host(where.home, lambda host: host.resume(where.name)), as_json)
+    where = ctx.home
+    _show_held(where.name, ask_host(where.home, lambda host: host.resume(where.name)), ctx.as_json)
 
 
 def _show_held(space: str, answer: dict[str, Any], as_json: bool) -> None:

@@ -10,10 +10,19 @@ import typer
 
 from tidings.cli import output, systemd
 from tidings.cli.amounts import byte_count, seconds
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceArgument, SpaceOption, YesOption, place
+from tidings.cli.context import (
+    Context,
+    Group,
+    HomeContext,
+    PlainHomeContext,
+    PlainSpaceContext,
+    SpaceArgument,
+    SpaceContext,
+    YesOption,
+)
 from tidings.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="List, set, remove spaces.")
+app = Group(help="List, set, remove spaces.")
 
 #: setting -> where it lives in the space record, and how its text is read
 _SWITCH = {"on": "on", "off": "off"}
@@ -34,20 +43,18 @@ SETTINGS = (
 
 
 @app.command("list")
-def list_all(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def list_all(ctx: HomeContext) -> None:
     """List the spaces of this home and whether they run.
 
     Example:
-
       tidings space list
     """
     from tidings.admin.home import SpaceHome, list_spaces
     from tidings.util.private_files import lock_holder
 
-    where = place(None, home)
-    found = [SpaceHome(where.home.home, name) for name in list_spaces(where.home.home)]
+    found = [SpaceHome(ctx.home.home, name) for name in list_spaces(ctx.home.home)]
     rows = [(each.name, bool(lock_holder(each.up_lock)), each.read_info().address) for each in found]
-    if as_json:
+    if ctx.as_json:
         output.data([{"space": name, "running": running, "url": url} for name, running, url in rows])
         return
     output.table(
@@ -59,19 +66,16 @@ def list_all(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command("show")
-def show(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def show(ctx: SpaceContext) -> None:
     """Show the settings of a space: the defaults of its channels, what is kept, which parts are on.
 
     Examples:
-
       tidings space show
-
       tidings space show --space lab --json
     """
-    where = place(space, home)
-    answer = asyncio.run(_ask(where, "table"))
+    answer = asyncio.run(_ask(ctx, "table"))
     settings = answer["table"]["space"]
-    if as_json:
+    if ctx.as_json:
         output.data(settings)
         return
     rows = [(key, value) for key, value in _flat(settings).items() if key in SETTINGS]
@@ -86,10 +90,8 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 @app.command("set")
 def set_settings(
+    ctx: SpaceContext,
     assignments: Annotated[list[str], typer.Argument(help="setting=value ...", metavar="SETTING=VALUE...")],
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Change settings of a space; what is not named stays.
 
@@ -99,18 +101,15 @@ def set_settings(
     retention.receipts=30d. An empty value goes back to the default.
 
     Examples:
-
       tidings space set class=live
-
       tidings space set keep_age=7d archive=off
     """
-    where = place(space, home)
-    answer = asyncio.run(_ask(where, "space_set", **parse_settings(assignments)))
-    if as_json:
+    answer = asyncio.run(_ask(ctx, "space_set", **parse_settings(assignments)))
+    if ctx.as_json:
         output.data(answer["space"])
         return
     kept = ", ".join(f"{name} {value}" for name, value in _flat(answer["space"]).items() if name in SETTINGS and value)
-    output.say(f"space {where.home.name} changed at sequence {answer['seq']}: {kept}")
+    output.say(f"space {ctx.home.name} changed at sequence {answer['seq']}: {kept}")
     output.hint("tidings space show")
 
 
@@ -145,90 +144,83 @@ def _one_of(name: str, value: str, choices: dict[str, Any]) -> Any:
     return choices[value]
 
 
-async def _ask(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
+async def _ask(ctx: Context, do: str, **arguments: Any) -> dict[str, Any]:
     from tidings.admin.administration import administer
 
-    async with administer(where.home, f"space {do}") as admin:
+    async with administer(ctx.home, f"space {do}") as admin:
         return await admin.ask(do, **arguments)
 
 
 @app.command("acknowledge")
-def acknowledge(space: SpaceOption = None, home: HomeOption = None) -> None:
+def acknowledge(ctx: PlainSpaceContext) -> None:
     """Say that you have seen to a log that went backwards, or to a copy that was put back; `status` stops warning.
 
     Example:
-
       tidings space acknowledge
     """
-    where = place(space, home)
-    count = asyncio.run(_ask(where, "acknowledge"))["acknowledged"]
-    output.say(f"acknowledged {count} problem{'' if count == 1 else 's'} of space {where.home.name}")
+    count = asyncio.run(_ask(ctx, "acknowledge"))["acknowledged"]
+    output.say(f"acknowledged {count} problem{'' if count == 1 else 's'} of space {ctx.home.name}")
     output.hint("tidings status")
 
 
 @app.command("rotate-key")
-def rotate_key(space: SpaceOption = None, home: HomeOption = None) -> None:
+def rotate_key(ctx: PlainSpaceContext) -> None:
     """Give the steward a new signing key. The old key signs the record that names it, so readers follow.
 
     Example:
-
       tidings space rotate-key
     """
-    where = place(space, home)
-    answer = asyncio.run(_rotate_key(where))
-    output.say(f"from sequence {answer['seq']} on the steward of {where.home.name} signs with {answer['steward_key']}")
+    answer = asyncio.run(_rotate_key(ctx))
+    output.say(f"from sequence {answer['seq']} on the steward of {ctx.home.name} signs with {answer['steward_key']}")
     output.hint("tidings status")
 
 
-async def _rotate_key(where: Place) -> dict[str, Any]:
+async def _rotate_key(ctx: Context) -> dict[str, Any]:
     from tidings.admin.administration import administer
     from tidings.admin.rotation import rotate_signing_key
 
-    async with administer(where.home, "rotating the steward's signing key") as admin:
+    async with administer(ctx.home, "rotating the steward's signing key") as admin:
         return await rotate_signing_key(admin)
 
 
 @app.command("install")
-def install(space: SpaceOption = None, home: HomeOption = None) -> None:
+def install(ctx: PlainSpaceContext) -> None:
     """Write a systemd unit of this user that keeps a space up, and start it if systemd answers.
 
     The space runs as it was last started (`tidings up --listen ...` is remembered). Doing it again changes nothing that
     is right. Without systemd the file is written all the same.
 
     Example:
-
       tidings space install --space main
     """
-    where = place(space, home)
-    where.home.read_info()
-    for sentence in systemd.install(systemd.space_unit(where.home.home, where.home.name), _running(where)):
+    ctx.home.read_info()
+    for sentence in systemd.install(systemd.space_unit(ctx.home.home, ctx.home.name), _running(ctx)):
         output.say(sentence)
     output.hint("tidings status")
 
 
-def _running(where: Place) -> int | None:
+def _running(ctx: Context) -> int | None:
     """The process that keeps it up, if one does."""
     from tidings.util.private_files import lock_holder
 
-    return where.home.read_state().get("pid") if lock_holder(where.home.up_lock) else None
+    return ctx.home.read_state().get("pid") if lock_holder(ctx.home.up_lock) else None
 
 
 @app.command("uninstall")
-def uninstall(space: SpaceOption = None, home: HomeOption = None) -> None:
+def uninstall(ctx: PlainSpaceContext) -> None:
     """Stop the systemd unit of a space and remove it. The space itself stays on disk.
 
     Example:
-
       tidings space uninstall --space main
     """
-    where = place(space, home)
-    for sentence in systemd.uninstall(systemd.space_unit(where.home.home, where.home.name)):
+    for sentence in systemd.uninstall(systemd.space_unit(ctx.home.home, ctx.home.name)):
         output.say(sentence)
     output.hint("tidings status")
 
 
 @app.command("move")
 def move(
+    ctx: SpaceContext,
     server: Annotated[str | None, typer.Option(help="Servers of a NATS that others run.", metavar="URL[,URL]")] = None,
     operator_key: Annotated[
         Path | None, typer.Option(help="Its operator signing key, a file with the seed.", metavar="FILE")
@@ -238,9 +230,6 @@ def move(
     ] = None,
     replicas: Annotated[int | None, typer.Option(help="Of every stream: 1, 3 or 5.")] = None,
     back: Annotated[bool, typer.Option("--back", help="From there to a broker of its own.")] = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Move a space that is down to a NATS that others run, or back, with every record, mailbox and credential.
 
@@ -250,20 +239,17 @@ def move(
     in their outboxes first (`tidings outbox list --state pending`).
 
     Examples:
-
       tidings space move --server tls://n1:4222,tls://n2:4222 --operator-key op.nk --system-creds push.creds
-
       tidings space move --back
     """
-    where = place(space, home)
-    where.home.read_info()
+    ctx.home.read_info()
     if replicas not in (None, 1, 3, 5):
         raise UsageError(f"{replicas} replicas are not possible: 1, 3 or 5")
-    moved = asyncio.run(_move(where, server, operator_key, system_creds, replicas, back=back))
-    if as_json:
+    moved = asyncio.run(_move(ctx, server, operator_key, system_creds, replicas, back=back))
+    if ctx.as_json:
         output.data({"records": moved.records, "kept": str(moved.kept) if moved.kept else None})
         return
-    info = where.home.read_info()
+    info = ctx.home.read_info()
     output.say(f"space {info.name} lives at {info.address} now, with {sum(moved.records.values()):,} records")
     if moved.kept:
         output.say(f"what it had here is kept in {moved.kept}: remove it once you are content")
@@ -271,38 +257,33 @@ def move(
 
 
 async def _move(
-    where: Place, server: str | None, key: Path | None, creds: Path | None, replicas: int | None, *, back: bool
+    ctx: Context, server: str | None, key: Path | None, creds: Path | None, replicas: int | None, *, back: bool
 ) -> Any:
     from tidings.admin.external import check_servers
     from tidings.admin.moving import move_back, move_out
 
     if back:
-        return await move_back(where.home, output.say)
+        return await move_back(ctx.home, output.say)
     if server is None or key is None or creds is None:
         raise UsageError(
             "name the servers, an operator signing key and a system user of theirs (--server, --operator-key, "
             "--system-creds): without the key, credentials that agents have could not be voided there"
         )
     check_servers(server)
-    return await move_out(where.home, server, (str(key), str(creds)), replicas, output.say)
+    return await move_out(ctx.home, server, (str(key), str(creds)), replicas, output.say)
 
 
 @app.command("remove")
-def remove(
-    name: SpaceArgument,
-    yes: YesOption = False,
-    home: HomeOption = None,
-) -> None:
+def remove(ctx: PlainHomeContext, name: SpaceArgument, yes: YesOption = False) -> None:
     """Delete a space with everything in it: messages, keys, agents. Refused while it runs.
 
     Example:
-
       tidings space remove lab --yes
     """
-    where = place(name, home)
-    where.home.read_info("`tidings space list` shows those there are")
+    ctx = ctx.at(space=name)
+    ctx.home.read_info("`tidings space list` shows those there are")
     if not yes and not output.agreed(f"Delete space {name} and everything in it?"):
         raise typer.Exit(1)
-    where.home.remove()
+    ctx.home.remove()
     output.say(f"space {name} is gone")
     output.hint("tidings space list")

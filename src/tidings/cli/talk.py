@@ -13,18 +13,15 @@ import typer
 
 from tidings.cli import completion, output
 from tidings.cli.amounts import moment
-from tidings.cli.connection import DirectOption, IdOption, act, chosen_id, direct_session, show_receipt
-from tidings.cli.options import (
+from tidings.cli.connection import IdOption, act, chosen_id, direct_session, show_receipt
+from tidings.cli.context import (
     PRIORITIES,
-    AsOption,
+    AgentContext,
     ChannelArgument,
-    HomeOption,
-    JsonOption,
+    DirectContext,
     PriorityOption,
-    SpaceOption,
     TextArgument,
     countable,
-    place,
 )
 from tidings.errors import DeniedError, StewardUnreachable, UsageError
 from tidings.wire.ids import is_message_id
@@ -66,6 +63,7 @@ def checked_reply(given: str | None) -> str | None:
 
 
 def send(
+    ctx: DirectContext,
     channel: ChannelArgument,
     text: TextArgument,
     mention: Annotated[list[str] | None, typer.Option("--mention", "-m", help="Agent to wake.")] = None,
@@ -73,23 +71,15 @@ def send(
     reply_to: ReplyOption = None,
     context: Annotated[str | None, typer.Option(help="Conversation this belongs to.")] = None,
     message_id: IdOption = None,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Post to a channel. Prints the id once the log has it, or the host.
 
     With the host it is `stored` at once and leaves by itself, `confirmed` once the log has it; --direct goes without.
 
     Examples:
-
       tidings send general 'the build is green' --mention bob
-
       git log -1 | tidings send deploys -
     """
-    where = place(space, home, acting_as)
     words, wakes, chosen = spoken(text), checked_priority(priority), chosen_id(message_id)
     answers, mentions = checked_reply(reply_to), tuple(mention or ())
 
@@ -98,75 +88,57 @@ def send(
             channel, words, mentions=mentions, priority=wakes, reply_to=answers, context=context, id=chosen
         )
 
-    show_receipt(act(where, say, direct=direct), as_json=as_json)
+    show_receipt(act(ctx, say), as_json=ctx.as_json)
     output.hint(f"tidings history {channel}")
 
 
-def join(
-    channel: ChannelArgument,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def join(ctx: DirectContext, channel: ChannelArgument) -> None:
     """Become a member of a channel or pattern: from then on its messages are owed to you.
 
     Through the host they come into your inbox: it receives as you from then on, and a program of the same agent that is
     receiving is superseded, and told so.
 
     Examples:
-
       tidings join general
-
       tidings join 'team.>' --as bob
     """
-    where = place(space, home, acting_as)
 
     async def become(agent: AgentInterface) -> Joined:
         joined = await agent.join(channel)
         if joined.state == "live" and agent.via == "direct":
             # an endpoint that stays up, as the host's does, completes it later; this command ends here
-            raise StewardUnreachable(f"{where.agent} did not join {channel}: {joined.reason}; see `tidings status`")
+            raise StewardUnreachable(f"{ctx.agent} did not join {channel}: {joined.reason}; see `tidings status`")
         return joined
 
     # what is owed from now on is to come into the inbox, also of an agent that never looked into it
-    joined = act(where, become, direct=direct, receive=True)
-    if as_json:
+    joined = act(ctx, become, receive=True)
+    if ctx.as_json:
         output.data({name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")})
         return
-    output.say(f"{where.agent} is in {channel} ({joined.state} at {joined.seq}, {joined.cls})")
+    output.say(f"{ctx.agent} is in {channel} ({joined.state} at {joined.seq}, {joined.cls})")
     if joined.reason:
         output.say(f"note: {joined.reason}")
     output.hint(f"tidings tail {channel}")
 
 
-def leave(
-    channel: ChannelArgument,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def leave(ctx: DirectContext, channel: ChannelArgument) -> None:
     """Leave a channel or pattern. What was owed before is still delivered.
 
     Example:
-
       tidings leave general
     """
-    where = place(space, home, acting_as)
-    left = act(where, lambda agent: agent.leave(channel), direct=direct)
-    if as_json:
+    left = act(ctx, lambda agent: agent.leave(channel))
+    if ctx.as_json:
         output.data({"state": left.state, "seq": left.seq, "still_covered_by": list(left.still_covered_by)})
         return
-    output.say(f"{where.agent} {'left' if left.state == 'left' else 'was not in'} {channel}")
+    output.say(f"{ctx.agent} {'left' if left.state == 'left' else 'was not in'} {channel}")
     if left.still_covered_by:
         output.say(f"note: {', '.join(left.still_covered_by)} still covers it")
     output.hint("tidings channels list")
 
 
 def history(
+    ctx: DirectContext,
     channel: ChannelArgument,
     count: Annotated[
         int | None, typer.Option("-n", "--count", help="At most this many (20; 1000 with --since).", callback=countable)
@@ -179,33 +151,24 @@ def history(
         typer.Option(help="Nothing older: 90m, 12h, 7d, or a time such as 2026-11-16T09:00.", metavar="WHEN"),
     ] = None,
     whole: WholeOption = False,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show what was said in a channel, the newest last.
 
     Examples:
-
       tidings history general
-
       tidings history general --since 2h
-
       tidings history general -n 200 --before 1000 --json
     """
-    where = place(space, home, acting_as)
     output.show_whole(whole)
     oldest = moment("--since", since) if since is not None else None
     count = (20 if oldest is None else SINCE_COUNT) if count is None else count
 
-    found = act(where, lambda agent: agent.history(channel, count, before=before), direct=direct)
+    found = act(ctx, lambda agent: agent.history(channel, count, before=before))
     if missing := found.missing(channel):
         output.say(f"note: {missing}")
     recent = [each for each in found if oldest is None or each.time_ns / 1e9 >= oldest.timestamp()]
     for message in reversed(recent):
-        show_message(message, as_json=as_json)
+        show_message(message, as_json=ctx.as_json)
     if oldest is not None and recent and len(recent) == count:
         output.say(
             f"note: these are the newest {count}; there may be more since then: -n, or --before {recent[-1].seq}"
@@ -214,6 +177,7 @@ def history(
 
 
 def tail(
+    ctx: AgentContext,
     channels: Annotated[
         list[str] | None,
         typer.Argument(
@@ -228,10 +192,6 @@ def tail(
         int | None, typer.Option("--count", help="Stop after this many messages.", callback=countable)
     ] = None,
     whole: WholeOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Watch messages as they come, without joining. Ctrl-C stops.
 
@@ -239,28 +199,25 @@ def tail(
     what is watched is nobody's mail. It takes no message from an inbox, and no session from a program that receives.
 
     Examples:
-
       tidings tail general 'team.>'
-
       tidings tail --all --json
     """
-    where = place(space, home, acting_as)
     output.show_whole(whole)
     if bool(channels) == everything:
         raise UsageError("name the channels to watch, or --all for everything you may read; one of the two")
 
     async def watch() -> None:
-        async with direct_session(where) as endpoint:
+        async with direct_session(ctx) as endpoint:
             wanted = list(channels or ()) or (await endpoint.access())["read"]
             if not wanted:
-                raise DeniedError(f"{where.agent} may read nothing: `tidings agent access {where.agent}` shows it")
+                raise DeniedError(f"{ctx.agent} may read nothing: `tidings agent access {ctx.agent}` shows it")
             for pattern in wanted:
                 await endpoint.watch(pattern)
-            endpoint.on("notice", lambda notice: show_notice(notice, as_json=as_json))
+            endpoint.on("notice", lambda notice: show_notice(notice, as_json=ctx.as_json))
             output.say(f"watching {', '.join(wanted)}; Ctrl-C stops")
             seen = 0
             async for message in endpoint.messages():
-                show_message(message, as_json=as_json)
+                show_message(message, as_json=ctx.as_json)
                 seen += 1
                 if count is not None and seen >= count:
                     return

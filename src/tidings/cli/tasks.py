@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import output
-from tidings.cli.connection import DirectOption, IdOption, act, chosen_id, direct_session
-from tidings.cli.options import (
-    AsOption,
-    HomeOption,
-    JsonOption,
-    Place,
+from tidings.cli.connection import IdOption, act, chosen_id, direct_session
+from tidings.cli.context import (
+    AgentContext,
+    Context,
+    DirectContext,
+    Group,
     RoleArgument,
-    SpaceOption,
     TextArgument,
     YesOption,
     duration,
-    place,
 )
 from tidings.cli.talk import spoken
 from tidings.errors import HostUnreachable, TidingsError, UnknownMessage, UnreachableError, UsageError
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from tidings.client.interface import AgentInterface
     from tidings.client.tasks import TaskResult, TaskTicket
 
-app = typer.Typer(no_args_is_help=True, help="Tasks that nobody could finish: look at them, try again, drop them.")
+app = Group(help="Tasks that nobody could finish: look at them, try again, drop them.")
 WaitOption = Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.", callback=duration)]
 LetterArgument = Annotated[
     str, typer.Argument(help="Number of the task, or name of the message, from `tidings dead list`.", metavar="LETTER")
@@ -41,6 +39,7 @@ LetterArgument = Annotated[
 
 
 def ask(
+    ctx: DirectContext,
     role: RoleArgument,
     text: TextArgument,
     wait: WaitOption = 0.0,
@@ -49,11 +48,6 @@ def ask(
         typer.Option("--deadline", help="Seconds from now after which nobody may finish it.", callback=duration),
     ] = None,
     message_id: IdOption = None,
-    direct: DirectOption = False,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Ask any one holder of a role to do something; of a role of a linked space, too, as `reviewer@acme`.
 
@@ -61,16 +55,12 @@ def ask(
     another space is sealed for those who hold the role there now, and waits here while that space is away.
 
     Examples:
-
       tidings ask reviewer 'is the change in src/ right?'
-
       tidings ask reviewer 'look at it' --wait 600 --deadline 3600
-
       tidings ask reviewer@acme 'would you?' --wait 600        in a linked space (`tidings link set acme --tasks`)
     """
-    where = place(space, home, acting_as)
     words, chosen = spoken(text), chosen_id(message_id)
-    where.check()
+    ctx.check()
 
     async def queue(agent: AgentInterface) -> tuple[TaskTicket, TaskResult]:
         ticket = await agent.ask(role, words, deadline=deadline, id=chosen)
@@ -89,37 +79,30 @@ def ask(
             return ticket, TaskResult("stored")
 
     with output.working(f"waiting for a {role}") if wait else nullcontext():
-        ticket, found = act(where, queue, direct=direct)
+        ticket, found = act(ctx, queue)
     facts = {"id": ticket.id, "seq": ticket.seq or None, "role": role, "warnings": list(ticket.warnings)}
-    _show_asked(facts | {"stage": ticket.receipt.stage}, found, wait, as_json)
+    _show_asked(facts | {"stage": ticket.receipt.stage}, found, wait, ctx.as_json)
 
 
 def result(
+    ctx: DirectContext,
     task: Annotated[str, typer.Argument(help="Id of a task you asked.", metavar="ID")],
     wait: WaitOption = 0.0,
-    direct: DirectOption = False,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Print the result of a task you asked, by the id that `tidings ask` printed.
 
     As long as there is none, nothing is printed on standard output and this ends with 1.
 
     Examples:
-
       tidings result 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
-
       tidings result 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f --wait 600
     """
     if not is_message_id(task):
         raise UsageError(f"a task is named by the id that `tidings ask` printed, not {task!r}")
-    where = place(space, home, acting_as)
-    where.check()
+    ctx.check()
     with output.working("waiting for the result") if wait else nullcontext():
-        found = act(where, lambda agent: agent.task(task, wait), direct=direct)
-    if as_json:
+        found = act(ctx, lambda agent: agent.task(task, wait))
+    if ctx.as_json:
         output.data(_facts_of(task, found))
     elif found.state == TaskStatus.DONE:
         output.line(found.text)
@@ -166,21 +149,16 @@ def on_a_line(text: str) -> str:
 
 
 @app.command("list")
-def list_dead(
-    acting_as: AsOption = None, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False
-) -> None:
+def list_dead(ctx: AgentContext) -> None:
     """List dead letters: tasks you asked or your roles could do, and messages your programs gave up on.
 
     Examples:
-
       tidings dead list
-
       tidings dead list --as bob --json
     """
-    where = place(space, home, acting_as)
-    answer = _call(where, "list")
+    answer = _call(ctx, "list")
     found, mail = answer["dead"], answer["mail"]
-    if as_json:
+    if ctx.as_json:
         output.data([*found, *mail])
         return
     if mail:
@@ -228,27 +206,19 @@ def _list_mail(mail: list[dict[str, Any]], *, is_all: bool) -> None:
 
 
 @app.command("show")
-def show_dead(
-    letter: LetterArgument,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def show_dead(ctx: AgentContext, letter: LetterArgument) -> None:
     """Show a dead letter: what was asked or said, who tried, why it failed.
 
     Examples:
-
       tidings dead show 42
-
       tidings dead show direct-17
     """
-    found = _call(place(space, home, acting_as), "show", **_which(letter))
+    found = _call(ctx, "show", **_which(letter))
     record, text = found.pop("record"), found.pop("text", None)
     payload = (
         text if text is not None else base64.b64decode(record["payload"]).decode(errors="replace") if record else None
     )
-    if as_json:
+    if ctx.as_json:
         output.data({**{key: value for key, value in found.items() if key != "ok"}, "payload": payload})
         return
     rows = [(key, value) for key, value in found.items() if key != "ok"]
@@ -257,43 +227,27 @@ def show_dead(
 
 
 @app.command("retry")
-def retry_dead(
-    letter: LetterArgument,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def retry_dead(ctx: AgentContext, letter: LetterArgument) -> None:
     """Try a dead letter again: a task by its workers, a message by the program that receives for you.
 
     Examples:
-
       tidings dead retry 42
-
       tidings dead retry channel-117
     """
-    _report(letter, _call(place(space, home, acting_as), "retry", **_which(letter)), as_json)
+    _report(letter, _call(ctx, "retry", **_which(letter)), ctx.as_json)
 
 
 @app.command("drop")
-def drop_dead(
-    letter: LetterArgument,
-    yes: YesOption = False,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def drop_dead(ctx: AgentContext, letter: LetterArgument, yes: YesOption = False) -> None:
     """Drop a dead letter for good.
 
     Example:
-
       tidings dead drop 42 --yes
     """
     which = _which(letter)
     if not yes and not output.agreed(f"Drop {letter}? What was asked or said is gone then."):
         raise typer.Exit(1)
-    _report(letter, _call(place(space, home, acting_as), "drop", **which), as_json)
+    _report(letter, _call(ctx, "drop", **which), ctx.as_json)
 
 
 def _which(letter: str) -> dict[str, Any]:
@@ -313,12 +267,12 @@ def _report(letter: str, answer: dict[str, Any], as_json: bool) -> None:
         output.hint("tidings dead list")
 
 
-def _call(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
+def _call(ctx: Context, do: str, **arguments: Any) -> dict[str, Any]:
     """To the space itself: what is sealed is opened with the agent's key."""
-    where.check()
+    ctx.check()
 
     async def ask() -> dict[str, Any]:
-        async with direct_session(where) as endpoint:
+        async with direct_session(ctx) as endpoint:
             return await endpoint.dead_letters(do, **arguments)
 
     return asyncio.run(ask())

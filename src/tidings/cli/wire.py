@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import output
-from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.context import Context, Group, SpaceContext
 from tidings.errors import MalformedRecord, TidingsError, UsageError, WireError
 from tidings.wire import headers, rulings, seal, signing
 from tidings.wire import message as messages
@@ -30,7 +30,7 @@ from tidings.wire.subjects import Chat, Control, Direct, Parsed, Ruling, Subject
 if TYPE_CHECKING:
     from tidings.wire.keys import KeyPair
 
-app = typer.Typer(no_args_is_help=True, help="For clients in other languages: check what they write (docs/wire.md).")
+app = Group(help="For clients in other languages: check what they write (docs/wire.md).")
 REFUSED = 1
 _PROTOCOL = (b"HPUB ", b"PUB ", b"HMSG ", b"MSG ")
 _BLOCK = b"NATS/1.0"
@@ -75,6 +75,7 @@ class CheckResult:
 
 @app.command("check")
 def check(
+    ctx: SpaceContext,
     file: Annotated[str, typer.Argument(metavar="FILE", help="What to check; `-` is standard input.")],
     bundle: Annotated[
         Path | None, typer.Option(help="A bundle of `tidings agent export`: space, steward and key are its.")
@@ -82,9 +83,6 @@ def check(
     subject: Annotated[str | None, typer.Option(help="The subject, if the file does not say it.")] = None,
     space_id: Annotated[str | None, typer.Option(help="Public key of the space (A...).")] = None,
     steward_key: Annotated[str | None, typer.Option(help="Public key of the steward (U...).")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Say whether a reader would take a record, a frame or a request, and otherwise why it refuses it.
 
@@ -105,9 +103,7 @@ def check(
     What the agent of a bundle can open is opened. Exit code 0: it is taken. 1: it is refused. 2: this is none of these.
 
     Examples:
-
       tidings wire check record.bin --bundle ada.tidings.json
-
       node my-client.mjs | tidings wire check - --subject td.main.chat.UABC.general --json
     """
     try:
@@ -116,8 +112,8 @@ def check(
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     given = read_given(data)
     given = replace(given, subject=subject) if subject else given
-    verdict = judge(given, _anchor(bundle, space_id, steward_key, space, home))
-    if as_json:
+    verdict = judge(given, _anchor(ctx, bundle, space_id, steward_key))
+    if ctx.as_json:
         output.data(
             {
                 "taken": not verdict.reason,
@@ -133,18 +129,15 @@ def check(
         raise typer.Exit(REFUSED)
 
 
-def _anchor(
-    bundle: Path | None, space_id: str | None, steward_key: str | None, space: str | None, home: str | None
-) -> Anchor:
+def _anchor(ctx: Context, bundle: Path | None, space_id: str | None, steward_key: str | None) -> Anchor:
     if bundle is not None:
         from tidings.admin.identity import bundle_identity
 
         found = bundle_identity(bundle.absolute())
         known = Anchor(found.subjects.space, found.space_id, found.steward_key, found.key)
     else:
-        where = place(space, home).home
-        info = where.read_info() if where.exists and not space_id else None
-        known = Anchor(info.name, info.id, info.steward_key) if info else Anchor(space or "")
+        info = ctx.home.read_info() if ctx.home.exists and not space_id else None
+        known = Anchor(info.name, info.id, info.steward_key) if info else Anchor(ctx.space or "")
     return replace(known, space_id=space_id or known.space_id, steward_key=steward_key or known.steward_key)
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidings.cli import completion, output
-from tidings.cli.connection import DirectOption, direct_session, host_session
-from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, place
+from tidings.cli.connection import direct_session, host_session
+from tidings.cli.context import Context, DirectContext
 from tidings.cli.talk import writer
 from tidings.cli.tasks import on_a_line
 from tidings.errors import ConflictError, HostUnreachable, OutcomeUnknown, UnknownMessage
@@ -33,6 +33,7 @@ TOLD = ("seq", "role", "attempt", "deadline", "asker", "text", "message")
 
 
 def work(
+    ctx: DirectContext,
     role: Annotated[str, typer.Option("--role", help="Role whose tasks to take.", autocompletion=completion.roles)],
     execute: Annotated[
         str | None,
@@ -41,11 +42,6 @@ def work(
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="End after one task.")] = False,
-    direct: DirectOption = False,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Work on the tasks of a role: a command for each, one at a time. Ctrl-C stops, and gives back what is held.
 
@@ -55,19 +51,16 @@ def work(
     An agent holds one task at a time, whichever of its programs has it.
 
     Examples:
-
       tidings work --role reviewer --exec './review.sh'
-
       tidings work --role reviewer --exec 'wc -w' --once
     """
-    where = place(space, home, acting_as)
-    where.check()
+    ctx.check()
 
     async def all_tasks() -> None:
-        async with aclosing(_each_task(where, role, direct=direct)) as tasks:
+        async with aclosing(_each_task(ctx, role)) as tasks:
             async for job in tasks:
                 facts = _facts_of(job)
-                _announce(facts, as_json)
+                _announce(facts, ctx.as_json)
                 if execute is None:
                     await job.put_back()
                     output.say("it was only shown, and is queued again; no attempt was made")
@@ -83,9 +76,9 @@ def work(
     output.hint("tidings dead list")
 
 
-async def _each_task(where: Place, role: str, *, direct: bool) -> AsyncGenerator[Job, None]:
+async def _each_task(ctx: Context, role: str) -> AsyncGenerator[Job, None]:
     """Through the host, in a session of its own that ends with it; without it, if none runs or it goes away."""
-    async with host_session(where, direct=direct, own="tidings work") as agent:
+    async with host_session(ctx, own="tidings work") as agent:
         if agent is not None:
             try:
                 async with aclosing(agent.work(role)) as jobs:  # type: ignore[type-var]
@@ -94,7 +87,7 @@ async def _each_task(where: Place, role: str, *, direct: bool) -> AsyncGenerator
             except (HostUnreachable, OutcomeUnknown) as error:
                 # a claim without an answer: a host that stops gives back what it took
                 output.say(f"note: {error}; going without it")
-    async with direct_session(where, presence=True) as endpoint, aclosing(endpoint.work(role)) as jobs:  # type: ignore[type-var]
+    async with direct_session(ctx, presence=True) as endpoint, aclosing(endpoint.work(role)) as jobs:  # type: ignore[type-var]
         async for job in jobs:
             yield job
 
