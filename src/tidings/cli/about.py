@@ -26,12 +26,10 @@ def config(ctx: SpaceContext) -> None:
     """
     found = ctx.settings
     settings = found.all()
-    if ctx.as_json:
-        output.data(
-            {each.name: {"value": each.value, "source": each.source} for each in settings}
-            | ({"ignored": found.notes} if found.notes else {})
-        )
-        return
+    ctx.end_if_json(
+        {each.name: {"value": each.value, "source": each.source} for each in settings}
+        | ({"ignored": found.notes} if found.notes else {})
+    )
     rows = [(each.name, each.value, each.source, each.meaning) for each in settings]
     output.table(("setting", "value", "source", "meaning"), rows, empty="")
     output.hint("tidings doctor")
@@ -56,9 +54,7 @@ def version(ctx: OutputContext) -> None:
         "nats-server": _server_version(),
         "platform": platform.platform(),
     }
-    if ctx.as_json:
-        output.data(facts)
-        return
+    ctx.end_if_json(facts)
     for name, value in facts.items():
         output.line(f"{name} {value}")
     output.hint("tidings doctor")

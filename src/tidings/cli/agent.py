@@ -58,9 +58,7 @@ def add(
     lifetime = lifetime_of(expires) or 0
     granted = asyncio.run(_administered(ctx, f"adding {agent.name}", lambda admin: admin.add(agent, lifetime=lifetime)))
     creds = ctx.home.agent_creds(agent.name)
-    if ctx.as_json:
-        output.data({**_public(granted.row), "creds": str(creds)})
-        return
+    ctx.end_if_json({**_public(granted.row), "creds": str(creds)})
     output.say(f"agent {agent.name} may read {listed(agent.read)} and post to {listed(agent.post)}")
     output.line(granted.row.id)
     output.say(f"its credential is {creds}")
@@ -161,9 +159,7 @@ def list_agents(
     ctx.home.read_info()
     shown = [row for row in Ledger(ctx.home.issued).rows() if every or row.state in LIVE]
     rows = sorted(shown, key=lambda row: (row.name, row.iat))
-    if ctx.as_json:
-        output.data([_public(row) for row in rows])
-        return
+    ctx.end_if_json([_public(row) for row in rows])
     output.table(
         ("name", "id", "state", "roles", "read", "post"),
         [(row.name, row.id[:12] + "…", row.state, row.roles, row.read, row.post) for row in rows],
@@ -184,9 +180,7 @@ def show(ctx: SpaceContext, name: NameArgument) -> None:
     row = _row(ctx, name)
     path = ctx.home.agents / f"{name}.md"
     facts = {**_public(row), "channels": asyncio.run(_channels(ctx, row)), "file": str(path)}
-    if ctx.as_json:
-        output.data(facts)
-        return
+    ctx.end_if_json(facts)
     output.table(("what", "value"), list(facts.items()), empty="")
     _say_withheld(row)
     if path.exists() and (persona := parse_agent_file(path.read_text(), str(path)).persona):
@@ -265,9 +259,7 @@ def access(
             lambda admin: admin.set_access(name, wanted, restore=restore, lifetime=lifetime_of(expires)),
         )
     )
-    if ctx.as_json:
-        output.data({**_public(granted.row), "closed": granted.closed, "note": granted.note, "untold": granted.untold})
-        return
+    ctx.end_if_json({**_public(granted.row), "closed": granted.closed, "note": granted.note, "untold": granted.untold})
     output.say(f"agent {name} may read {listed(wanted.read)} and post to {listed(wanted.post)} ({granted.note})")
     if granted.untold:
         output.say(f"its older credential is void, but {granted.untold}")
@@ -298,12 +290,9 @@ def revoke(ctx: SpaceContext, name: NameArgument, yes: YesOption = False) -> Non
       tidings agent revoke ada --yes
     """
     _row(ctx, name)
-    if not yes and not output.agreed(f"Revoke {name} in space {ctx.home.name}? This cannot be undone."):
-        raise typer.Exit(1)
+    output.confirm(yes, f"Revoke {name} in space {ctx.home.name}? This cannot be undone.")
     granted = asyncio.run(_administered(ctx, f"revoking {name}", lambda admin: admin.revoke(name)))
-    if ctx.as_json:
-        output.data({**_public(granted.row), "note": granted.note, "untold": granted.untold})
-        return
+    ctx.end_if_json({**_public(granted.row), "note": granted.note, "untold": granted.untold})
     came = f", but {granted.untold}" if granted.untold else " and its connection is cut"
     output.say(f"agent {name} is revoked{came}{'; ' + granted.note if granted.note else ''}")
     output.hint("tidings agent list --all")
@@ -336,9 +325,7 @@ def rotate(
         _administered(ctx, f"rotating {name}", lambda admin: admin.rotate(name, drop_unread=drop_unread))
     )
     dropped = "; ".join(each for each in (granted.note, held and f"{held} in the inbox of the host") if each)
-    if ctx.as_json:
-        output.data({**_public(granted.row), "dropped": dropped, "untold": granted.untold})
-        return
+    ctx.end_if_json({**_public(granted.row), "dropped": dropped, "untold": granted.untold})
     came = f"void, but {granted.untold}" if granted.untold else "cut"
     output.say(f"agent {name} has a new key; the old one is {came}")
     if dropped:
@@ -409,9 +396,7 @@ def import_agent(
         "space_id": found.space_id,
         "url": found.address,
     }
-    if ctx.as_json:
-        output.data({**facts, "bundle": str(kept)})
-        return
+    ctx.end_if_json({**facts, "bundle": str(kept)})
     output.say(f"agent {found.name} of space {ctx.home.name} ({found.address}) can be used here")
     output.line(found.id)
     output.hint(f"tidings who --space {ctx.home.name} --as {found.name}")
@@ -441,9 +426,7 @@ def address(
 
     path = bundle.absolute() if bundle else _imported(ctx, name)
     found = move_bundle(path, url) if url else bundle_identity(path)
-    if ctx.as_json:
-        output.data({"name": found.name, "space": found.subjects.space, "url": found.address, "bundle": str(path)})
-        return
+    ctx.end_if_json({"name": found.name, "space": found.subjects.space, "url": found.address, "bundle": str(path)})
     if url:
         output.say(f"agent {found.name} reaches space {found.subjects.space} at {found.address} from now on")
     else:
@@ -477,9 +460,7 @@ def forget(ctx: SpaceContext, name: NameArgument) -> None:
         kept.unlink()
     except FileNotFoundError:
         raise UsageError(f"no agent {name} of a space {ctx.home.name} was imported into {ctx.home.home}") from None
-    if ctx.as_json:
-        output.data({"name": name, "space": ctx.home.name, "forgotten": str(kept)})
-        return
+    ctx.end_if_json({"name": name, "space": ctx.home.name, "forgotten": str(kept)})
     output.say(f"agent {name} of space {ctx.home.name} is forgotten here; where its space runs it may go on")
 
 

@@ -57,9 +57,7 @@ def attention(
 
     answer = act(ctx, ask)
     kept = answer["standing"] or {"mode": "open", "channels": {}}
-    if ctx.as_json:
-        output.data({**kept, "kept": answer["standing"] is not None, "running": answer["running"]})
-        return
+    ctx.end_if_json({**kept, "kept": answer["standing"] is not None, "running": answer["running"]})
     _show(kept)
     running = answer["running"]
     if running is None:

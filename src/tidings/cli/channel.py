@@ -32,9 +32,7 @@ def list_channels(ctx: DirectContext) -> None:
       tidings channels list --json
     """
     found = act(ctx, lambda agent: agent.channels())
-    if ctx.as_json:
-        output.data(found)
-        return
+    ctx.end_if_json(found)
     output.table(
         ("channel", "joined", "class", "replay", "members", "last", "description"),
         [
@@ -66,9 +64,7 @@ def info(ctx: DirectContext, channel: ChannelArgument) -> None:
     """
     facts = act(ctx, lambda agent: agent.channel_info(channel))
     facts.pop("ok", None)
-    if ctx.as_json:
-        output.data(facts)
-        return
+    ctx.end_if_json(facts)
     output.table(("what", "value"), _info_rows(facts), empty="")
     output.hint(f"tidings history {channel}")
 
@@ -110,9 +106,7 @@ def members(ctx: DirectContext, channel: ChannelArgument) -> None:
       tidings channels members general
     """
     found = act(ctx, lambda agent: agent.members(channel))
-    if ctx.as_json:
-        output.data(found)
-        return
+    ctx.end_if_json(found)
     output.table(("name", "id"), [(m["name"], m["id"]) for m in found], empty=f"nobody is in {channel}")
     output.hint("tidings who" if found else f"tidings join {channel}")
 
@@ -129,8 +123,7 @@ def remove(ctx: AgentContext, channel: ChannelArgument, yes: YesOption = False) 
     """
     check_channel(channel)
     ctx.check()
-    if not yes and not output.agreed(f"Forget the settings of {channel} in {ctx.home.name}?"):
-        raise typer.Exit(1)
+    output.confirm(yes, f"Forget the settings of {channel} in {ctx.home.name}?")
     nothing: dict[str, Any] = {
         "class": None,
         "replay": None,
@@ -141,9 +134,7 @@ def remove(ctx: AgentContext, channel: ChannelArgument, yes: YesOption = False) 
     op = new_id()
     change = {"channel": channel, "listed": False, **nothing}
     facts = act(ctx, lambda agent: agent.call("channel", "set", op=op, **change))
-    if ctx.as_json:
-        output.data({"channel": channel, "seq": facts["seq"]})
-        return
+    ctx.end_if_json({"channel": channel, "seq": facts["seq"]})
     output.say(f"channel {channel} has no settings from sequence {facts['seq']} on")
     output.hint("tidings channels list")
 
@@ -183,8 +174,6 @@ def set_channel(
         raise UsageError("name at least one setting to change; see --help")
     op = new_id()
     facts = act(ctx, lambda agent: agent.call("channel", "set", op=op, channel=channel, **wanted))
-    if ctx.as_json:
-        output.data({key: value for key, value in facts.items() if key != "ok"})
-        return
+    ctx.end_if_json({key: value for key, value in facts.items() if key != "ok"})
     output.say(f"channel {channel} is {facts['class']} from sequence {facts['seq']} on")
     output.hint(f"tidings channels info {channel}")

@@ -5,7 +5,8 @@ The first parameter of a command is its context. The annotation says which of th
     @app.command("members")
     def members(ctx: DirectContext, channel: ChannelArgument) -> None:
         found = act(ctx, lambda agent: agent.members(channel))
-        ctx.show_rows(found, ("name", "id"), [(m["name"], m["id"]) for m in found], empty=f"nobody is in {channel}")
+        ctx.end_if_json(found)
+        output.table(("name", "id"), [(m["name"], m["id"]) for m in found], empty=f"nobody is in {channel}")
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -152,34 +153,11 @@ class Context:
 
         return imported_identity(self.home, self.agent)
 
-    def show_rows(
-        self, answer: Any, columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "", hint: str = ""
-    ) -> None:
-        """Prints a table; `answer` with --json."""
+    def end_if_json(self, answer: Any) -> None:
+        """With --json prints the answer and ends the command. What follows is for people."""
         if self.as_json:
             output.data(answer)
-            return
-        output.table(columns, rows, empty=empty)
-        if hint:
-            output.hint(hint)
-
-    def show_fields(
-        self, answer: dict[str, Any], fields: Iterable[tuple[str, object]] | None = None, *, hint: str = ""
-    ) -> None:
-        """Prints one record, a field per row; `answer` with --json."""
-        self.show_rows(answer, ("what", "value"), answer.items() if fields is None else fields, hint=hint)
-
-    def report(self, answer: Any, *sentences: str, result: str = "", hint: str = "") -> None:
-        """Says what was done (empty sentences are left out) and prints `result`, if any; `answer` with --json."""
-        if self.as_json:
-            output.data(answer)
-            return
-        for sentence in filter(None, sentences):
-            output.say(sentence)
-        if result:
-            output.line(result)
-        if hint:
-            output.hint(hint)
+            raise typer.Exit
 
 
 @functools.cache

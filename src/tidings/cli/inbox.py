@@ -309,9 +309,7 @@ def read(
         marked = _mark_in_file(ctx, rows)
     else:
         marked = act_at_host(ctx, lambda agent: agent.mark_read(rows) if rows else _mark_all(agent), receive=True)
-    if ctx.as_json:
-        output.data({"read": marked})
-        return
+    ctx.end_if_json({"read": marked})
     output.say(f"{marked} message{'' if marked == 1 else 's'} marked as read")
     output.hint("tidings inbox --unread")
 
@@ -335,9 +333,7 @@ def delete(
         deleted = _in_file(ctx, lambda mailbox: mailbox.delete(rows))
     else:
         deleted = act_at_host(ctx, lambda agent: agent.delete(rows), receive=True)
-    if ctx.as_json:
-        output.data({"deleted": deleted})
-        return
+    ctx.end_if_json({"deleted": deleted})
     missed = len(set(rows)) - deleted
     other = f"; {missed} of these rows {'is' if missed == 1 else 'are'} not in the inbox of {ctx.agent}"
     output.say(f"{deleted} message{'' if deleted == 1 else 's'} deleted{other if missed else ''}")
@@ -352,9 +348,7 @@ def quarantine(ctx: AgentContext) -> None:
       tidings inbox quarantine --as bob
     """
     found = _aside_in_file(ctx) if _no_host_but_its_file(ctx) else act_at_host(ctx, _all_aside)
-    if ctx.as_json:
-        output.data(found)
-        return
+    ctx.end_if_json(found)
     rows = [(each["row"], each["received"], each["bytes"], printable(each["reason"])) for each in found]
     output.table(("row", "received", "bytes", "reason"), rows, empty="nothing was put aside")
 

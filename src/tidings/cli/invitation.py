@@ -64,9 +64,7 @@ def invite(
     promised = None if replace else _promised(ctx, name, read, post, manage, role, description, uses, agent_expires)
     holds = seconds("--expires", expires)
     made, line, info = asyncio.run(_invite(ctx, promised or str(name), holds, url))
-    if ctx.as_json:
-        output.data({**_public(made), "line": line})
-        return
+    ctx.end_if_json({**_public(made), "line": line})
     whom = made.name or (f"{uses} agents" if uses > 1 else "an agent")
     output.say(
         f"{whom} may read {listed(made.read)} and post to {listed(made.post)}, accepted by {moment_of(made.expires)}"
@@ -148,9 +146,7 @@ def accept(
     ctx = ctx.at(space=invited.space, acting_as=name)
     wanted = check_agent_name(name) if name is not None else ""
     found = asyncio.run(accept_line(ctx.home, invited, wanted, output.say))
-    if ctx.as_json:
-        output.data({"name": found.name, "id": found.id, "space": invited.space, "url": found.address})
-        return
+    ctx.end_if_json({"name": found.name, "id": found.id, "space": invited.space, "url": found.address})
     output.say(f"you are agent {found.name} of space {invited.space} ({found.address})")
     output.line(found.id)
     output.hint(f"tidings who --space {invited.space} --as {found.name}")
@@ -177,9 +173,7 @@ def list_invitations(
       tidings invitation list --all --json
     """
     known = [each for each in _known(ctx) if every or each.state(time.time()) == "open"]
-    if ctx.as_json:
-        output.data([_public(each) for each in known])
-        return
+    ctx.end_if_json([_public(each) for each in known])
     rows = [
         (
             each.id[:12],
@@ -213,9 +207,7 @@ def revoke(
       tidings invitation revoke bob
     """
     found, untold = asyncio.run(_revoke(ctx, _meant(_known(ctx), invitation)))
-    if ctx.as_json:
-        output.data({**_public(found), "untold": untold})
-        return
+    ctx.end_if_json({**_public(found), "untold": untold})
     kind = "link" if found.link else "agent"
     made = f"; {len(found.taken)} accepted it before and stay: `tidings {kind} list`" if found.taken else ""
     output.say(f"invitation {found.id[:12]}{f' of {_name(found)}' if _name(found) else ''} is revoked{made}")

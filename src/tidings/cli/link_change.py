@@ -114,8 +114,8 @@ def change(
     if not ctx.as_json:
         for text in words:
             output.say(text)
-    if not yes and (more := _wider(before, after)) and not output.agreed(f"Let them {more}?"):
-        raise typer.Exit(1)
+    if more := _wider(before, after):
+        output.confirm(yes, f"Let them {more}?")
     try:
         asyncio.run(_set(ctx, after))
     except (UnreachableError, OutcomeUnknown) as error:
@@ -286,9 +286,7 @@ def renew(
     """
     row = meant(ctx, name)
     made, line = asyncio.run(_renew(ctx, row, seconds("--expires", expires), url))
-    if ctx.as_json:
-        output.data({"id": made.id, "link": row.link, "expires": moment_of(made.expires), "line": line})
-        return
+    ctx.end_if_json({"id": made.id, "link": row.link, "expires": moment_of(made.expires), "line": line})
     output.say(
         f"link {row.link} gets new keys when {name_of(row)} accepts this by {moment_of(made.expires)}; as before they "
         f"may read {listed(tuple(row.terms.get('shares') or ()))}, you take {mapping(row.terms.get('channels') or {})}"

@@ -32,9 +32,7 @@ def pause(
     """
     row = meant(ctx, name)
     answer, by_worker = asked(ctx, "pause", link=row.link, reason=reason)
-    if ctx.as_json:
-        output.data({"link": row.link, "paused": reason, "was": answer["was"], "worker": by_worker})
-        return
+    ctx.end_if_json({"link": row.link, "paused": reason, "was": answer["was"], "worker": by_worker})
     output.say(
         f"link with {name_of(row)} is paused: nothing comes in over it, and it goes on where it was when resumed"
     )
@@ -49,9 +47,7 @@ def resume(ctx: SpaceContext, name: LinkArgument) -> None:
     """
     row = meant(ctx, name)
     answer, by_worker = asked(ctx, "resume", link=row.link)
-    if ctx.as_json:
-        output.data({"link": row.link, "was": answer["was"], "worker": by_worker})
-        return
+    ctx.end_if_json({"link": row.link, "was": answer["was"], "worker": by_worker})
     was = "goes on" if answer["was"] is not None else "was not paused"
     output.say(f"link with {name_of(row)} {was}")
     if not by_worker:
@@ -69,12 +65,9 @@ def remove(ctx: SpaceContext, name: LinkArgument, yes: YesOption = False) -> Non
       tidings link remove acme --yes
     """
     row = meant(ctx, name)
-    if not yes and not output.agreed(f"End the link with {name_of(row)}?"):
-        raise typer.Exit(1)
+    output.confirm(yes, f"End the link with {name_of(row)}?")
     ended = asyncio.run(_remove(ctx, row))
-    if ctx.as_json:
-        output.data({"link": row.link, "space": name_of(row), "state": ended.state})
-        return
+    ctx.end_if_json({"link": row.link, "space": name_of(row), "state": ended.state})
     output.say(
         f"the link with {name_of(row)} is ended here: its user is cut, and nothing comes in. What came over it stays. "
         "The operator of the other space should remove it there too"

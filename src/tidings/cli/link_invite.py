@@ -76,9 +76,7 @@ def invite(
     made, line, info = asyncio.run(_invite(ctx, terms, seconds("--expires", expires), url))
     promise = made.link
     assert promise is not None
-    if ctx.as_json:
-        output.data({"id": made.id, "link": promise.link, "expires": moment_of(made.expires), "line": line})
-        return
+    ctx.end_if_json({"id": made.id, "link": promise.link, "expires": moment_of(made.expires), "line": line})
     whom = terms.called or "the space that accepts"
     output.say(
         f"link {promise.link}: {whom} may read {listed(terms.shares)}, you take {_taken(terms.takes or {})}; accepted "
@@ -229,8 +227,7 @@ def _agree(ctx: Context, proposal: Proposal, *, yes: bool) -> None:
         output.say(f"  {text}")
     if not proposal.url and record.shares:
         output.say(f"note: {_nowhere(record.space)}")
-    if not yes and not output.agreed("Link the two?"):
-        raise typer.Abort
+    output.confirm(yes, "Link the two?")
 
 
 def _words(record: Link, offered: tuple[str, ...], wanted: tuple[str, ...]) -> list[str]:

@@ -39,9 +39,7 @@ def people(
             output.say(f"{trust}@{name_of(row)} is {changed['now']} from now on; it was {changed['before']}")
         return
     found, _ = asked(ctx, "people", link=row.link)
-    if ctx.as_json:
-        output.data(found)
-        return
+    ctx.end_if_json(found)
     rows = [(each["name"], each["roles"], each["id"], "") for each in found["people"]]
     rows += [(each["name"], each["roles"], each["id"], "another key than before") for each in found["changed"]]
     output.table(("name", "roles", "id", "note"), rows, empty=f"{name_of(row)} has told of nobody")
@@ -55,7 +53,6 @@ def _trusted(ctx: Context, row: AgreedLink, agent: str, *, yes: bool) -> dict[st
     if not yes:
         output.say(f"{agent}@{name_of(row)} was {shown['before']}")
         output.say(f"{agent}@{name_of(row)} is {shown['now']} there now, which does not say that it took over")
-        if not output.agreed("Does their operator say so too, and is it to be that one?"):
-            raise typer.Exit(1)
+        output.confirm(yes, "Does their operator say so too, and is it to be that one?")
     changed, _ = asked(ctx, "trust", link=row.link, name=agent, key=shown["now"])
     return changed

@@ -48,9 +48,7 @@ def quarantine_list(ctx: SpaceContext, name: LinkArgument, count: CountOption = 
     """
     row = meant(ctx, name)
     answer, _ = asked(ctx, "quarantined", link=row.link, limit=count)
-    if ctx.as_json:
-        output.data(answer["records"])
-        return
+    ctx.end_if_json(answer["records"])
     rows = [
         (
             f"{each['seq']} (life {each['life']})" if each["life"] else each["seq"],
@@ -83,9 +81,7 @@ def quarantine_show(ctx: SpaceContext, name: LinkArgument, seq: SeqArgument, lif
     """
     row = meant(ctx, name)
     record = asked(ctx, "quarantined_record", link=row.link, seq=seq, life=life)[0]["record"]
-    if ctx.as_json:
-        output.data(record)
-        return
+    ctx.end_if_json(record)
     payload = base64.b64decode(record.pop("payload"))
     record["since"] = link_words.moment(record["since"])
     record["said_at"] = link_words.moment(record["said_at"])
@@ -120,9 +116,7 @@ def quarantine_retry(
     if bool(seqs) == every:
         raise UsageError(f"say which records of {name_of(row)} to try, or --all")
     answer, by_worker = asked(ctx, "retry", link=row.link, seqs=None if every else seqs)
-    if ctx.as_json:
-        output.data({"link": row.link, **answer, "worker": by_worker})
-        return
+    ctx.end_if_json({"link": row.link, **answer, "worker": by_worker})
     if not answer["count"]:
         output.say(f"nothing of {name_of(row)} is in quarantine")
         return
@@ -146,8 +140,6 @@ def quarantine_drop(
     """
     row = meant(ctx, name)
     answer, _ = asked(ctx, "drop", link=row.link, seq=seq, reason=reason, life=life)
-    if ctx.as_json:
-        output.data({"link": row.link, "seq": seq, **answer})
-        return
+    ctx.end_if_json({"link": row.link, "seq": seq, **answer})
     output.say(f"record {seq} of {name_of(row)} is given up; {answer['left']:,} are left in quarantine")
     output.hint(f"tidings link quarantine list {name_of(row)}")

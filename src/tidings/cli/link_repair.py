@@ -82,12 +82,9 @@ def rebuild(
         _rebuild_all(ctx, yes=yes, as_json=ctx.as_json)
         return
     row = meant(ctx, name or "")
-    if not yes and not output.agreed(f"Read everything of {name_of(row)} again?"):
-        raise typer.Exit(1)
+    output.confirm(yes, f"Read everything of {name_of(row)} again?")
     answer, by_worker = asked(ctx, "rebuild", link=row.link)
-    if ctx.as_json:
-        output.data({"link": row.link, **answer, "worker": by_worker})
-        return
+    ctx.end_if_json({"link": row.link, **answer, "worker": by_worker})
     kept = f"; {answer['quarantined']:,} in quarantine are tried again" if answer.get("quarantined") else ""
     output.say(f"link with {name_of(row)} begins anew; it had handled {answer['handled']:,} of the other log{kept}")
     if not by_worker:
@@ -100,8 +97,7 @@ def _rebuild_all(ctx: Context, *, yes: bool, as_json: bool) -> None:
     from tidings.links.store_file import set_ledger_aside
 
     ctx.home.read_info()
-    if not yes and not output.agreed("Begin a new ledger, and read everything of all links again?"):
-        raise typer.Exit(1)
+    output.confirm(yes, "Begin a new ledger, and read everything of all links again?")
     with suppress(WorkerUnreachable):  # whoever keeps it running starts it again
         asyncio.run(ask(ctx.home.link_socket, "leave", within=PATIENCE))
     aside = set_ledger_aside(ctx.home, LEAVING)

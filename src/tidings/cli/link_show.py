@@ -30,9 +30,7 @@ def list_links(
     """
     links, by_worker = _status(ctx)
     links = [each for each in links if every or each["state"] in ("on", "setting")]
-    if ctx.as_json:
-        output.data([{**each, "shown": link_words.state(each)} for each in links])
-        return
+    ctx.end_if_json([{**each, "shown": link_words.state(each)} for each in links])
     rows = [
         (
             each["space"] or "-",
@@ -113,9 +111,7 @@ def show(
     facts = answer["links"][0]
     if not by_worker:
         _add_pushes(ctx, [facts])
-    if ctx.as_json:
-        output.data({**facts, "shown": link_words.state(facts), "worker": by_worker})
-        return
+    ctx.end_if_json({**facts, "shown": link_words.state(facts), "worker": by_worker})
     output.table(("what", "value"), link_words.rows(facts, time.time()), empty="")
     if not by_worker and facts["takes"]:
         output.say(NOBODY)

@@ -40,9 +40,7 @@ def list_outbox(
         rows = file.outbox(state, count, before)
     else:
         rows = act_at_host(ctx, lambda agent: agent.outbox(state, count, before))
-    if ctx.as_json:
-        output.data(rows)
-        return
+    ctx.end_if_json(rows)
     output.table(
         ("row", "id", "to", "state", "attempts", "accepted", "why"),
         [(row["row"], row["id"], _to(row), row["state"], row["attempts"], row["accepted"], _why(row)) for row in rows],
@@ -70,9 +68,7 @@ def show(ctx: AgentContext, message: MessageArgument) -> None:
     """
     file = outbox_in_file(ctx)
     row = file.outbox_row(message) if file else act_at_host(ctx, lambda agent: agent.outbox_row(message))
-    if ctx.as_json:
-        output.data(row)
-        return
+    ctx.end_if_json(row)
     chain, waits = row.pop("chain"), row.pop("waits", [])
     row["to"], _ = _to(row), row.pop("to_name", None)
     facts = [(key, value) for key, value in row.items() if value not in (None, False)]
@@ -91,9 +87,7 @@ def requeue(ctx: AgentContext, message: MessageArgument) -> None:
       tidings outbox requeue 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
     row = act_at_host(ctx, lambda agent: agent.requeue(message))
-    if ctx.as_json:
-        output.data(row)
-        return
+    ctx.end_if_json(row)
     output.line(row["id"])
     output.say(f"stored again as {row['id']}, in place of {message}")
     output.hint(f"tidings outbox show {row['id']}")
@@ -109,9 +103,7 @@ def cancel(ctx: AgentContext, message: MessageArgument) -> None:
       tidings outbox cancel 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
     row = act_at_host(ctx, lambda agent: agent.cancel(message))
-    if ctx.as_json:
-        output.data(row)
-        return
+    ctx.end_if_json(row)
     if row["state"] == "cancelled":
         output.say(f"message {message} is cancelled")
     elif row["cancel_asked"]:

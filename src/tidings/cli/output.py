@@ -58,12 +58,13 @@ def cut(text: str, way: str) -> str:
     return f"{short}…\n[{len(text):,} characters in all: {as_typed(way)}]"
 
 
-def agreed(question: str) -> bool:
-    """Ask on the terminal. Whoever cannot be asked, as in a script, is told what to say instead."""
+def confirm(yes: bool, question: str) -> None:
+    """Ask on the terminal, unless --yes did; "no" ends the command with exit code 1. A script gets a UsageError."""
     import typer
 
     try:
-        return typer.confirm(question, err=True)
+        if not yes and not typer.confirm(question, err=True):
+            raise typer.Exit(1)
     except typer.Abort:
         if sys.stdin.isatty():  # Ctrl-C
             raise

@@ -87,9 +87,7 @@ def set_status(
     if status not in STATUSES:
         raise UsageError(f"a status is {', '.join(STATUSES)}, not {status!r}")
     attached = act_at_host(ctx, lambda agent: agent.announce(status, activity))  # type: ignore[arg-type]
-    if ctx.as_json:
-        output.data({"status": status, "activity": activity, "attached": attached})
-        return
+    ctx.end_if_json({"status": status, "activity": activity, "attached": attached})
     output.say(f"{status}{': ' + printable(activity) if activity else ''}")
     if not attached:
         output.say("note: others see it while a program of yours is attached, such as `tidings inbox --follow`")
@@ -160,9 +158,7 @@ def trace(
     is_known, owed = bool(facts["stored"] or facts["receipts"]), found.get("outbox")
     if owed and not is_known:
         output.say(f"note: it is {owed['state']} in the outbox of the host: `tidings outbox show {message}`")
-    if ctx.as_json:
-        output.data(facts)
-        return
+    ctx.end_if_json(facts)
     if not is_known and owed:
         return
     if not is_known:

@@ -168,9 +168,7 @@ def package(
 
     built = build_package(to or Path(default_name()))
     facts = {"path": str(built.path), "bytes": built.bytes, "platform": platform_tag()}
-    if ctx.as_json:
-        output.data({**facts, "distributions": list(built.distributions)})
-        return
+    ctx.end_if_json({**facts, "distributions": list(built.distributions)})
     output.say(f"{built.path}: {built.bytes / 1e6:.0f} MB, {len(built.distributions)} packages, for {platform_tag()}")
     output.say(f"To deliver with it:\n\n{submit_command(built.path, 'spark://HOST:7077', 'main')}")
 
@@ -261,9 +259,7 @@ def debts(
     names = _names(ctx)
     floor = _floor(ctx) if found else None
     rows = [_debt_row(debt, names, floor) for debt in found]
-    if ctx.as_json:
-        output.data(rows)
-        return
+    ctx.end_if_json(rows)
     shown = [
         (r["name"], r["owner"], r["channel"], r["after"], r["behind"], output.age(r["since"]), r["cause"]) for r in rows
     ]
@@ -333,8 +329,7 @@ def cancel_debt(
     told = f"{debt.after + 1}..{through} of {channel} will not be delivered"
     cause = why or f"cancelled by {_operator()}"
     output.say(f"{names.get(debt.owner, debt.owner)} will be told with its next frame: {told} ({cause})")
-    if not yes and not output.agreed("Cancel it?"):
-        raise typer.Exit(1)
+    output.confirm(yes, "Cancel it?")
     _append_cancel(paths, known, debt, through, cause)
     if ctx.as_json:
         output.data({"owner": debt.owner, "channel": channel, "first": debt.after + 1, "last": through, "cause": cause})
@@ -378,9 +373,7 @@ def quarantine(
         from tidings.delivery.ledger import quarantined
 
         rows = quarantined(paths.quarantine, count, paths.storage)
-    if ctx.as_json:
-        output.data(rows)
-        return
+    ctx.end_if_json(rows)
     output.table(
         ("seq", "reason", "detail", "subject", "age"),
         [(r["seq"], r["reason"], r["detail"], r["subject"], output.age(r["at"])) for r in rows],

@@ -54,9 +54,7 @@ def list_all(ctx: HomeContext) -> None:
 
     found = [SpaceHome(ctx.home.home, name) for name in list_spaces(ctx.home.home)]
     rows = [(each.name, bool(lock_holder(each.up_lock)), each.read_info().address) for each in found]
-    if ctx.as_json:
-        output.data([{"space": name, "running": running, "url": url} for name, running, url in rows])
-        return
+    ctx.end_if_json([{"space": name, "running": running, "url": url} for name, running, url in rows])
     output.table(
         ("space", "running", "url"),
         [(name, "yes" if running else "no", url) for name, running, url in rows],
@@ -75,9 +73,7 @@ def show(ctx: SpaceContext) -> None:
     """
     answer = asyncio.run(_ask(ctx, "table"))
     settings = answer["table"]["space"]
-    if ctx.as_json:
-        output.data(settings)
-        return
+    ctx.end_if_json(settings)
     rows = [(key, value) for key, value in _flat(settings).items() if key in SETTINGS]
     output.table(("setting", "value"), rows, empty="")
     output.hint("tidings space set class=live")
@@ -105,9 +101,7 @@ def set_settings(
       tidings space set keep_age=7d archive=off
     """
     answer = asyncio.run(_ask(ctx, "space_set", **parse_settings(assignments)))
-    if ctx.as_json:
-        output.data(answer["space"])
-        return
+    ctx.end_if_json(answer["space"])
     kept = ", ".join(f"{name} {value}" for name, value in _flat(answer["space"]).items() if name in SETTINGS and value)
     output.say(f"space {ctx.home.name} changed at sequence {answer['seq']}: {kept}")
     output.hint("tidings space show")
@@ -246,9 +240,7 @@ def move(
     if replicas not in (None, 1, 3, 5):
         raise UsageError(f"{replicas} replicas are not possible: 1, 3 or 5")
     moved = asyncio.run(_move(ctx, server, operator_key, system_creds, replicas, back=back))
-    if ctx.as_json:
-        output.data({"records": moved.records, "kept": str(moved.kept) if moved.kept else None})
-        return
+    ctx.end_if_json({"records": moved.records, "kept": str(moved.kept) if moved.kept else None})
     info = ctx.home.read_info()
     output.say(f"space {info.name} lives at {info.address} now, with {sum(moved.records.values()):,} records")
     if moved.kept:
@@ -282,8 +274,7 @@ def remove(ctx: PlainHomeContext, name: SpaceArgument, yes: YesOption = False) -
     """
     ctx = ctx.at(space=name)
     ctx.home.read_info("`tidings space list` shows those there are")
-    if not yes and not output.agreed(f"Delete space {name} and everything in it?"):
-        raise typer.Exit(1)
+    output.confirm(yes, f"Delete space {name} and everything in it?")
     ctx.home.remove()
     output.say(f"space {name} is gone")
     output.hint("tidings space list")

@@ -112,9 +112,7 @@ def join(ctx: DirectContext, channel: ChannelArgument) -> None:
 
     # what is owed from now on is to come into the inbox, also of an agent that never looked into it
     joined = act(ctx, become, receive=True)
-    if ctx.as_json:
-        output.data({name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")})
-        return
+    ctx.end_if_json({name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")})
     output.say(f"{ctx.agent} is in {channel} ({joined.state} at {joined.seq}, {joined.cls})")
     if joined.reason:
         output.say(f"note: {joined.reason}")
@@ -128,9 +126,7 @@ def leave(ctx: DirectContext, channel: ChannelArgument) -> None:
       tidings leave general
     """
     left = act(ctx, lambda agent: agent.leave(channel))
-    if ctx.as_json:
-        output.data({"state": left.state, "seq": left.seq, "still_covered_by": list(left.still_covered_by)})
-        return
+    ctx.end_if_json({"state": left.state, "seq": left.seq, "still_covered_by": list(left.still_covered_by)})
     output.say(f"{ctx.agent} {'left' if left.state == 'left' else 'was not in'} {channel}")
     if left.still_covered_by:
         output.say(f"note: {', '.join(left.still_covered_by)} still covers it")

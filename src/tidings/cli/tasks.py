@@ -158,9 +158,7 @@ def list_dead(ctx: AgentContext) -> None:
     """
     answer = _call(ctx, "list")
     found, mail = answer["dead"], answer["mail"]
-    if ctx.as_json:
-        output.data([*found, *mail])
-        return
+    ctx.end_if_json([*found, *mail])
     if mail:
         _list_mail(mail, is_all=not found)
     if not found and mail:
@@ -218,9 +216,7 @@ def show_dead(ctx: AgentContext, letter: LetterArgument) -> None:
     payload = (
         text if text is not None else base64.b64decode(record["payload"]).decode(errors="replace") if record else None
     )
-    if ctx.as_json:
-        output.data({**{key: value for key, value in found.items() if key != "ok"}, "payload": payload})
-        return
+    ctx.end_if_json({**{key: value for key, value in found.items() if key != "ok"}, "payload": payload})
     rows = [(key, value) for key, value in found.items() if key != "ok"]
     output.table(("what", "value"), [*rows, ("payload", on_a_line(payload or ""))], empty="")
     output.hint(f"tidings dead {'drop' if '@' in found.get('role', '') else 'retry'} {letter}")
@@ -245,8 +241,7 @@ def drop_dead(ctx: AgentContext, letter: LetterArgument, yes: YesOption = False)
       tidings dead drop 42 --yes
     """
     which = _which(letter)
-    if not yes and not output.agreed(f"Drop {letter}? What was asked or said is gone then."):
-        raise typer.Exit(1)
+    output.confirm(yes, f"Drop {letter}? What was asked or said is gone then.")
     _report(letter, _call(ctx, "drop", **which), ctx.as_json)
 
 
