@@ -22,7 +22,7 @@ from tidings.admin.link_peers import LinkPeers
 from tidings.admin.link_registry import LinkLedger
 from tidings.admin.linking import Linker, terms_of
 from tidings.cli.context import Context
-from tidings.cli.link_status import look
+from tidings.cli.link_asking import summarise_links
 from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError
 from tidings.nats import jwt
 from tidings.wire.invitations import InvitationLine, parse_invitation
@@ -105,7 +105,7 @@ def creds(space: RealSpace, link: str) -> str:
 
 async def problems(space: RealSpace) -> list[str]:
     where = Context(space=space.home.name, home_dir=str(space.home.home))
-    return list((await asyncio.to_thread(look, where, False))["problems"])
+    return list((await asyncio.to_thread(summarise_links, where, False))["problems"])
 
 
 async def each_reaches_the_other(two: Two, link: str) -> None:

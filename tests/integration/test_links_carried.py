@@ -25,7 +25,7 @@ from linked_spaces import LINK, linked, say, text_of, unlinked
 from tidings.admin.link_peers import LinkPeers
 from tidings.cli import link_words
 from tidings.cli.context import Context
-from tidings.cli.link_show import _status
+from tidings.cli.link import _status
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import StewardUnreachable, StoreBusy, UsageError, WorkerUnreachable
 from tidings.links import operations, replicator

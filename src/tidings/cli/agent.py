@@ -12,8 +12,16 @@ import typer
 
 from tidings.admin.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
 from tidings.cli import output
-from tidings.cli.amounts import seconds
-from tidings.cli.context import Context, Group, HomeContext, NameArgument, PlainSpaceContext, SpaceContext, YesOption
+from tidings.cli.context import (
+    Context,
+    Group,
+    HomeContext,
+    NameArgument,
+    PlainSpaceContext,
+    SpaceContext,
+    YesOption,
+    seconds,
+)
 from tidings.errors import ConflictError, StoreError, UsageError
 from tidings.wire.names import check_agent_name
 from tidings.wire.times import moment

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from tidings.cli import output
-from tidings.cli.amounts import seconds
 from tidings.cli.connection import act
-from tidings.cli.context import AgentContext, ChannelArgument, DirectContext, Group, YesOption
+from tidings.cli.context import AgentContext, ChannelArgument, DirectContext, Group, YesOption, seconds
 from tidings.cli.talk import printable
 from tidings.errors import UsageError
 from tidings.wire.ids import new_id

@@ -13,8 +13,7 @@ import typer
 from tidings.admin.agents import as_patterns
 from tidings.cli import output
 from tidings.cli.agent import DEFAULT_CHANNEL, ManageOption, PostOption, ReadOption, RoleOption, lifetime_of, listed
-from tidings.cli.amounts import seconds
-from tidings.cli.context import Context, Group, HomeContext, SpaceContext
+from tidings.cli.context import Context, Group, HomeContext, SpaceContext, seconds
 from tidings.errors import UsageError
 from tidings.wire.names import check_agent_name
 

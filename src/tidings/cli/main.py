@@ -43,12 +43,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "See and be seen": {
         "who": ("people", "who"),
         "set-status": ("people", "set_status"),
-        "attention": ("attention", "attention"),
+        "attention": ("people", "attention"),
     },
     "Work": {
         "ask": ("tasks", "ask"),
         "result": ("tasks", "result"),
-        "work": ("work", "work"),
+        "work": ("tasks", "work"),
         "dead": ("tasks", "app"),
     },
     "This machine: outbox, inbox, coding agents": {
@@ -62,10 +62,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "accept": ("invitation", "accept"),
         "invitation": ("invitation", "app"),
         "link": ("link", "app"),
-        "keys": ("keys", "app"),
+        "keys": ("spaces", "keys"),
         "space": ("spaces", "app"),
         "pipeline": ("pipeline", "app"),
-        "logs": ("running", "logs"),
+        "logs": ("about", "logs"),
         "config": ("about", "config"),
         "wire": ("wire", "app"),
         "version": ("about", "version"),

@@ -13,14 +13,12 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from tidings.cli import completion, output
-from tidings.cli.amounts import byte_count
-from tidings.cli.context import AgentContext, Context, PlainSpaceContext
+from tidings.cli import output
+from tidings.cli.context import AgentContext, Context, PlainSpaceContext, byte_count
 from tidings.errors import ConfigError, TidingsError, UsageError
 
 DETACH_TIMEOUT = 180.0
 STOP_TIMEOUT = 120.0
-LOG_NAMES = ("broker", "steward", "pipeline", "spark", "links", "admin", "up")
 
 
 def up(
@@ -402,10 +400,10 @@ def _with_host(facts: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
 
 def _with_links(facts: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Links that should be carried and are not make a space unhealthy; one that waits for another space does not."""
-    from tidings.cli.link_status import look
+    from tidings.cli.link_asking import summarise_links
     from tidings.supervisor.status import UNHEALTHY
 
-    links = look(ctx, facts["supervisor"]["running"])
+    links = summarise_links(ctx, facts["supervisor"]["running"])
     failing = links.pop("problems")
     problems, code = [*facts["problems"], *failing], facts["exit_code"] or (UNHEALTHY if failing else 0)
     return facts | {"links": links, "healthy": not problems, "problems": problems, "exit_code": code}
@@ -520,39 +518,3 @@ def _stream_rows(steward: dict[str, Any]) -> list[tuple[object, ...]]:
         (name, each["messages"], output.size(each["bytes"]), output.size(each["limit"]), each["consumers"])
         for name, each in steward["streams"].items()
     ]
-
-
-def logs(
-    ctx: PlainSpaceContext,
-    which: Annotated[
-        str, typer.Argument(help=f"One of {', '.join(LOG_NAMES)}.", autocompletion=completion.among(*LOG_NAMES))
-    ] = "steward",
-    lines: Annotated[
-        int, typer.Option("-n", "--lines", help="How many lines from the end.", min=0, max=1_000_000)
-    ] = 50,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
-) -> None:
-    """Show a log file of a space: broker, steward, pipeline, spark, links, admin or up. `-f` goes on when it
-    rotates.
-
-    Examples:
-      tidings logs
-      tidings logs broker -n 200
-      tidings logs steward -f
-    """
-    from tidings.cli.following import follow as followed
-    from tidings.cli.following import last_lines
-
-    if which not in LOG_NAMES:
-        raise UsageError(f"there is no log {which!r}; one of {', '.join(LOG_NAMES)}")
-    ctx.home.read_info()
-    path = ctx.home.logs / f"{which}.log"
-    if not path.exists():
-        output.say(f"{path} was not written yet")
-    try:
-        for text in followed(path, lines) if follow else last_lines(path, lines):
-            output.line(text)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        output.say("stopped")
-    output.hint(f"tidings status{_space_flag(ctx)}")

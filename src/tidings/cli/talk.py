@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tidings.cli import completion, output
-from tidings.cli.amounts import moment
 from tidings.cli.connection import IdOption, act, chosen_id, direct_session, show_receipt
 from tidings.cli.context import (
     PRIORITIES,
@@ -22,6 +21,7 @@ from tidings.cli.context import (
     PriorityOption,
     TextArgument,
     countable,
+    moment,
 )
 from tidings.errors import DeniedError, StewardUnreachable, UsageError
 from tidings.wire.ids import is_message_id

@@ -26,6 +26,7 @@ import typer
 from tidings.admin.home import SpaceHome
 from tidings.cli import output
 from tidings.cli.context import Context
+from tidings.cli.doctor import require_testing
 from tidings.errors import TidingsError, UsageError
 
 START_TIMEOUT = 60.0
