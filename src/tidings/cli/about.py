@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from tidings.cli import completion, output
 from tidings.cli.context import Context, OutputContext, PlainSpaceContext, SpaceContext
@@ -81,12 +82,10 @@ def _server_version() -> str:
 def logs(
     ctx: PlainSpaceContext,
     which: Annotated[
-        str, typer.Argument(help=f"One of {', '.join(LOG_NAMES)}.", autocompletion=completion.among(*LOG_NAMES))
+        str, Argument(help=f"One of {', '.join(LOG_NAMES)}.", autocompletion=completion.among(*LOG_NAMES))
     ] = "steward",
-    lines: Annotated[
-        int, typer.Option("-n", "--lines", help="How many lines from the end.", min=0, max=1_000_000)
-    ] = 50,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
+    lines: Annotated[int, Option("-n", "--lines", help="How many lines from the end.", min=0, max=1_000_000)] = 50,
+    follow: Annotated[bool, Option("-f", "--follow", help="Go on as lines are written.")] = False,
 ) -> None:
     """Show a log file of a space: broker, steward, pipeline, spark, links, admin or up. `-f` goes on when it
     rotates.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from tidings.admin.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
 from tidings.cli import output
@@ -28,14 +28,14 @@ from tidings.wire.times import moment
 
 app = Group(help="Add, list, change and revoke the agents of a space.")
 
-ReadOption = Annotated[list[str] | None, typer.Option("--read", "-r", help="Channel or pattern it may read.")]
-PostOption = Annotated[list[str] | None, typer.Option("--post", "-p", help="Channel or pattern it may post to.")]
-ManageOption = Annotated[list[str] | None, typer.Option("--manage", help="Channels whose settings it may change.")]
-RoleOption = Annotated[list[str] | None, typer.Option("--role", help="Role whose tasks it may take.")]
-FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="Agent file (Markdown with front matter).")]
+ReadOption = Annotated[list[str] | None, Option("--read", "-r", help="Channel or pattern it may read.")]
+PostOption = Annotated[list[str] | None, Option("--post", "-p", help="Channel or pattern it may post to.")]
+ManageOption = Annotated[list[str] | None, Option("--manage", help="Channels whose settings it may change.")]
+RoleOption = Annotated[list[str] | None, Option("--role", help="Role whose tasks it may take.")]
+FileOption = Annotated[Path | None, Option("--file", "-f", help="Agent file (Markdown with front matter).")]
 
 ExpiresOption = Annotated[
-    str | None, typer.Option(help="For how long a credential of it holds, such as 7d; `never`.", metavar="TIME")
+    str | None, Option(help="For how long a credential of it holds, such as 7d; `never`.", metavar="TIME")
 ]
 
 DEFAULT_CHANNEL = ("general",)
@@ -45,12 +45,12 @@ SHORTEST = 3_600
 @app.command("add")
 def add(
     ctx: SpaceContext,
-    name: Annotated[str | None, typer.Argument(help="Name of the agent.", metavar="NAME")] = None,
+    name: Annotated[str | None, Argument(help="Name of the agent.", metavar="NAME")] = None,
     read: ReadOption = None,
     post: PostOption = None,
     manage: ManageOption = None,
     role: RoleOption = None,
-    description: Annotated[str, typer.Option(help="One line about it.")] = "",
+    description: Annotated[str, Option(help="One line about it.")] = "",
     expires: ExpiresOption = None,
     file: FileOption = None,
 ) -> None:
@@ -155,9 +155,7 @@ def listed(patterns: tuple[str, ...]) -> str:
 
 
 @app.command("list")
-def list_agents(
-    ctx: SpaceContext, every: Annotated[bool, typer.Option("--all", help="Revoked ones too.")] = False
-) -> None:
+def list_agents(ctx: SpaceContext, every: Annotated[bool, Option("--all", help="Revoked ones too.")] = False) -> None:
     """List the agents of a space.
 
     Examples:
@@ -311,7 +309,7 @@ def rotate(
     ctx: SpaceContext,
     name: NameArgument,
     drop_unread: Annotated[
-        bool, typer.Option("--drop-unread", help="Give up what lies unread; it and its senders are told.")
+        bool, Option("--drop-unread", help="Give up what lies unread; it and its senders are told.")
     ] = False,
 ) -> None:
     """Give an agent a new key under the same name, in the same channels; the old key is cut.
@@ -366,7 +364,7 @@ def _unread_at_host(ctx: Context, row: Issued) -> str:
 @app.command("import")
 def import_agent(
     ctx: HomeContext,
-    file: Annotated[Path, typer.Argument(help="Bundle, written by `tidings agent export`.", metavar="FILE")],
+    file: Annotated[Path, Argument(help="Bundle, written by `tidings agent export`.", metavar="FILE")],
 ) -> None:
     """Take an agent that was exported elsewhere: from then on commands, the host and MCP can be it, under its name.
 
@@ -413,12 +411,11 @@ def import_agent(
 @app.command("address")
 def address(
     ctx: SpaceContext,
-    name: Annotated[str | None, typer.Argument(help="Name of an imported agent.", metavar="NAME")] = None,
+    name: Annotated[str | None, Argument(help="Name of an imported agent.", metavar="NAME")] = None,
     url: Annotated[
-        list[str] | None,
-        typer.Option(help="Where its space is now; several are tried in turn, and kept.", metavar="URL"),
+        list[str] | None, Option(help="Where its space is now; several are tried in turn, and kept.", metavar="URL")
     ] = None,
-    bundle: Annotated[Path | None, typer.Option(help="A bundle to change instead.", metavar="FILE")] = None,
+    bundle: Annotated[Path | None, Option(help="A bundle to change instead.", metavar="FILE")] = None,
 ) -> None:
     """Where the space of an imported agent is; with `--url`, from now on. Key, credential and trust stay as they are.
 
@@ -476,14 +473,10 @@ def forget(ctx: SpaceContext, name: NameArgument) -> None:
 def export(
     ctx: PlainSpaceContext,
     name: NameArgument,
-    to: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write (0600); else standard output.")
-    ] = None,
+    to: Annotated[Path | None, Option("--output", "-o", help="File to write (0600); else standard output.")] = None,
     url: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Address it will use, such as the near end of a tunnel; several are tried in turn.", metavar="URL"
-        ),
+        Option(help="Address it will use, such as the near end of a tunnel; several are tried in turn.", metavar="URL"),
     ] = None,
 ) -> None:
     """Write everything an agent needs elsewhere: address, trust anchor, credential. It is a secret.

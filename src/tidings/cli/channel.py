@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from tidings.cli import output
 from tidings.cli.connection import act
@@ -142,13 +142,11 @@ def remove(ctx: AgentContext, channel: ChannelArgument, yes: YesOption = False) 
 def set_channel(
     ctx: AgentContext,
     channel: ChannelArgument,
-    cls: Annotated[
-        str | None, typer.Option("--class", help="live or durable; '' for the default of the space.")
-    ] = None,
-    replay: Annotated[str | None, typer.Option(help="on or off: show joiners what was said before.")] = None,
-    replay_window: Annotated[str | None, typer.Option(help="How far back, such as 1h or 7d.")] = None,
-    description: Annotated[str | None, typer.Option(help="One line about the channel.")] = None,
-    instructions: Annotated[str | None, typer.Option(help="Advice for members; shown as yours, as data.")] = None,
+    cls: Annotated[str | None, Option("--class", help="live or durable; '' for the default of the space.")] = None,
+    replay: Annotated[str | None, Option(help="on or off: show joiners what was said before.")] = None,
+    replay_window: Annotated[str | None, Option(help="How far back, such as 1h or 7d.")] = None,
+    description: Annotated[str | None, Option(help="One line about the channel.")] = None,
+    instructions: Annotated[str | None, Option(help="Advice for members; shown as yours, as data.")] = None,
 ) -> None:
     """Change settings of a channel; what is not named stays. Needs a `manage` pattern that covers it.
 

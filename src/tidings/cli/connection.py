@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
+from typer import Option
 
 from tidings.cli import output
 from tidings.cli.context import Context
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 IdOption = Annotated[
-    str | None, typer.Option("--id", help="Id of the message: sent again under it, it is sent once.", metavar="ID")
+    str | None, Option("--id", help="Id of the message: sent again under it, it is sent once.", metavar="ID")
 ]
 
 

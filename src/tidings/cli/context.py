@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer import Argument, Option
 
 from tidings.admin.home import SpaceHome
 from tidings.admin.settings import Settings
@@ -38,16 +39,15 @@ PRIORITIES = ("now", "next", "low")
 MOST_COUNTED = 2**62
 
 SpaceOption = Annotated[
-    str | None,
-    typer.Option("--space", "-s", help="Space to talk to.", metavar="NAME", autocompletion=completion.spaces),
+    str | None, Option("--space", "-s", help="Space to talk to.", metavar="NAME", autocompletion=completion.spaces)
 ]
-HomeOption = Annotated[str | None, typer.Option("--home", help="Directory of spaces.", metavar="DIR")]
+HomeOption = Annotated[str | None, Option("--home", help="Directory of spaces.", metavar="DIR")]
 AsOption = Annotated[
-    str | None, typer.Option("--as", help="Agent to act as.", metavar="NAME", autocompletion=completion.agents)
+    str | None, Option("--as", help="Agent to act as.", metavar="NAME", autocompletion=completion.agents)
 ]
-DirectOption = Annotated[bool, typer.Option("--direct", help="Go to the space without the host.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DirectOption = Annotated[bool, Option("--direct", help="Go to the space without the host.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
+YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 
 
 def countable(given: Any) -> Any:
@@ -98,23 +98,19 @@ def _amount(name: str, text: str, units: dict[str, int], like: str) -> int:
     return int(match[1]) * units[match[2]]
 
 
-CountOption = Annotated[int, typer.Option("-n", "--count", help="At most this many.", callback=countable)]
+CountOption = Annotated[int, Option("-n", "--count", help="At most this many.", callback=countable)]
 
 ChannelArgument = Annotated[
-    str, typer.Argument(help="Channel.", metavar="CHANNEL", autocompletion=completion.channels, callback=unmarked)
+    str, Argument(help="Channel.", metavar="CHANNEL", autocompletion=completion.channels, callback=unmarked)
 ]
 AgentArgument = Annotated[
-    str, typer.Argument(help="Agent, by name or id.", metavar="AGENT", autocompletion=completion.agents)
+    str, Argument(help="Agent, by name or id.", metavar="AGENT", autocompletion=completion.agents)
 ]
-NameArgument = Annotated[
-    str, typer.Argument(help="Name of the agent.", metavar="NAME", autocompletion=completion.agents)
-]
-SpaceArgument = Annotated[str, typer.Argument(help="Space.", metavar="NAME", autocompletion=completion.spaces)]
-RoleArgument = Annotated[
-    str, typer.Argument(help="Role that should do it.", metavar="ROLE", autocompletion=completion.roles)
-]
-TextArgument = Annotated[str, typer.Argument(help="What to say; `-` reads standard input.", metavar="TEXT")]
-PriorityOption = Annotated[str, typer.Option(help="now, next or low.", autocompletion=completion.among(*PRIORITIES))]
+NameArgument = Annotated[str, Argument(help="Name of the agent.", metavar="NAME", autocompletion=completion.agents)]
+SpaceArgument = Annotated[str, Argument(help="Space.", metavar="NAME", autocompletion=completion.spaces)]
+RoleArgument = Annotated[str, Argument(help="Role that should do it.", metavar="ROLE", autocompletion=completion.roles)]
+TextArgument = Annotated[str, Argument(help="What to say; `-` reads standard input.", metavar="TEXT")]
+PriorityOption = Annotated[str, Option(help="now, next or low.", autocompletion=completion.among(*PRIORITIES))]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Option
 
 from tidings.admin.home import SpaceHome, list_spaces
 from tidings.cli import output
@@ -67,7 +68,7 @@ def doctor(ctx: HomeContext, context: typer.Context) -> None:
 @app.command("security")
 def security(
     ctx: SpaceContext,
-    deep: Annotated[bool, typer.Option("--deep", help="Flood it with 25,000 requests, not 1,500.")] = False,
+    deep: Annotated[bool, Option("--deep", help="Flood it with 25,000 requests, not 1,500.")] = False,
 ) -> None:
     """Attack a running space with raw clients: everything an agent must not do is tried and must be refused.
 
@@ -137,7 +138,7 @@ def link(ctx: OutputContext) -> None:
 @app.command("connection")
 def connection(
     ctx: AgentContext,
-    bundle: Annotated[Path | None, typer.Option(help="A bundle to try instead.", metavar="FILE")] = None,
+    bundle: Annotated[Path | None, Option(help="A bundle to try instead.", metavar="FILE")] = None,
 ) -> None:
     """Why an agent does not reach its space: name, port, TLS, credential, steward or clock, one step after the other.
 

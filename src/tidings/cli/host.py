@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from tidings.cli import output, systemd
 from tidings.cli.context import Group, HomeContext, PlainHomeContext
@@ -27,7 +28,7 @@ WELL = ("open", "superseded")
 @app.command("up")
 def up(
     ctx: PlainHomeContext,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, until Ctrl-C or a signal.")] = False,
+    foreground: Annotated[bool, Option("--foreground", help="Stay, until Ctrl-C or a signal.")] = False,
 ) -> None:
     """Start the host of this home. What is sent while a space is away is stored, and leaves when it is back.
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from tidings.cli import completion, output
 from tidings.cli.connection import act_at_host, host_session
@@ -52,21 +53,19 @@ LOOK_EVERY = 0.2
 def inbox(
     ctx: DirectContext,
     context: typer.Context,
-    unread: Annotated[bool, typer.Option("--unread", help="Only what was not read.")] = False,
+    unread: Annotated[bool, Option("--unread", help="Only what was not read.")] = False,
     sender: Annotated[
-        str | None, typer.Option("--from", help="Only of this agent.", autocompletion=completion.agents)
+        str | None, Option("--from", help="Only of this agent.", autocompletion=completion.agents)
     ] = None,
     channel: Annotated[
         str | None,
-        typer.Option("--channel", help="Only of this channel.", autocompletion=completion.channels, callback=unmarked),
+        Option("--channel", help="Only of this channel.", autocompletion=completion.channels, callback=unmarked),
     ] = None,
-    search: Annotated[str | None, typer.Option("--search", help="Only what has these words.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as messages come.")] = False,
+    search: Annotated[str | None, Option("--search", help="Only what has these words.")] = None,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on as messages come.")] = False,
     wait: Annotated[
         float | None,
-        typer.Option(
-            help="Seconds to wait for the first message, by default 2; if none comes, exit 1.", callback=duration
-        ),
+        Option(help="Seconds to wait for the first message, by default 2; if none comes, exit 1.", callback=duration),
     ] = None,
     count: CountOption = 50,
     whole: WholeOption = False,
@@ -293,9 +292,9 @@ def _show(message: Message, *, as_json: bool) -> None:
 def read(
     ctx: AgentContext,
     rows: Annotated[
-        list[int] | None, typer.Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW", callback=countable)
+        list[int] | None, Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW", callback=countable)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything you have.")] = False,
+    everything: Annotated[bool, Option("--all", help="Everything you have.")] = False,
 ) -> None:
     """Mark messages as read; senders of direct messages are told, without a host when one of you next receives.
 
@@ -318,7 +317,7 @@ def read(
 def delete(
     ctx: AgentContext,
     rows: Annotated[
-        list[int], typer.Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW...", callback=countable)
+        list[int], Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW...", callback=countable)
     ],
 ) -> None:
     """Delete messages of your inbox, read or not. What they said is gone here, and they do not come again.

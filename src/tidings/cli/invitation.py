@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from tidings.admin.agents import as_patterns
 from tidings.cli import output
@@ -26,22 +26,22 @@ app = Group(help="Invitations that were made: list and revoke them.")
 def invite(
     ctx: SpaceContext,
     name: Annotated[
-        str | None, typer.Argument(help="Name of the agent; without, whoever accepts chooses.", metavar="NAME")
+        str | None, Argument(help="Name of the agent; without, whoever accepts chooses.", metavar="NAME")
     ] = None,
     read: ReadOption = None,
     post: PostOption = None,
     manage: ManageOption = None,
     role: RoleOption = None,
-    description: Annotated[str, typer.Option(help="One line about it.")] = "",
-    expires: Annotated[str, typer.Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
-    uses: Annotated[int, typer.Option(help="How many agents may accept it.")] = 1,
+    description: Annotated[str, Option(help="One line about it.")] = "",
+    expires: Annotated[str, Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
+    uses: Annotated[int, Option(help="How many agents may accept it.")] = 1,
     agent_expires: Annotated[
-        str | None, typer.Option(help="For how long a credential of the agent holds, such as 7d.", metavar="TIME")
+        str | None, Option(help="For how long a credential of the agent holds, such as 7d.", metavar="TIME")
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="For an agent that exists: its key is where this is accepted.")
+        bool, Option("--replace", help="For an agent that exists: its key is where this is accepted.")
     ] = False,
-    url: Annotated[str | None, typer.Option(help="Address by which it reaches the space.", metavar="URL")] = None,
+    url: Annotated[str | None, Option(help="Address by which it reaches the space.", metavar="URL")] = None,
 ) -> None:
     """Invite an agent from another machine: prints a line that `tidings accept` takes there.
 
@@ -119,12 +119,9 @@ async def _invite(ctx: Context, promised: Invitation | str, holds: int, url: str
 def accept(
     ctx: HomeContext,
     line: Annotated[
-        str | None,
-        typer.Argument(help="The invitation; without, it is read from standard input.", metavar="LINE"),
+        str | None, Argument(help="The invitation; without, it is read from standard input.", metavar="LINE")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="What to be called, if it leaves that to you.", metavar="NAME")
-    ] = None,
+    name: Annotated[str | None, Option(help="What to be called, if it leaves that to you.", metavar="NAME")] = None,
 ) -> None:
     """Accept an invitation: from then on commands, the host, MCP and programs here can be that agent.
 
@@ -161,7 +158,7 @@ def read_line(line: str | None) -> str:
 
 @app.command("list")
 def list_invitations(
-    ctx: SpaceContext, every: Annotated[bool, typer.Option("--all", help="Used, expired and revoked ones too.")] = False
+    ctx: SpaceContext, every: Annotated[bool, Option("--all", help="Used, expired and revoked ones too.")] = False
 ) -> None:
     """List the invitations of a space. The line itself is shown once, when it is made.
 
@@ -196,7 +193,7 @@ def list_invitations(
 @app.command("revoke")
 def revoke(
     ctx: SpaceContext,
-    invitation: Annotated[str, typer.Argument(help="The invitation, or the name it is for.", metavar="ID")],
+    invitation: Annotated[str, Argument(help="The invitation, or the name it is for.", metavar="ID")],
 ) -> None:
     """Revoke an invitation: nobody can accept it any more. An agent it already made stays (`tidings agent revoke`), and
     so does a link (`tidings link remove`).

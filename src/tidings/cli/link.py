@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from tidings.admin.link_registry import AgreedLink
@@ -38,7 +39,7 @@ app.command("renew")(link_agreement.renew)
 
 @app.command("list")
 def list_links(
-    ctx: SpaceContext, every: Annotated[bool, typer.Option("--all", help="Those that ended too.")] = False
+    ctx: SpaceContext, every: Annotated[bool, Option("--all", help="Those that ended too.")] = False
 ) -> None:
     """List the links of a space, and how each is.
 
@@ -112,7 +113,7 @@ def _add_pushes(ctx: Context, links: list[dict[str, Any]]) -> None:
 def show(
     ctx: SpaceContext,
     name: LinkArgument,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on and print what happens, until Ctrl-C.")] = False,
+    follow: Annotated[bool, Option("-f", "--follow", help="Go on and print what happens, until Ctrl-C.")] = False,
 ) -> None:
     """Show everything about a link: what passes, how far it is, what was left out and why.
 
@@ -176,9 +177,7 @@ async def _until(stopping: asyncio.Event, work: Callable[[], Awaitable[None]]) -
 def people(
     ctx: SpaceContext,
     name: LinkArgument,
-    trust: Annotated[
-        str | None, typer.Option(help="Let a name stand for the key it has there now.", metavar="AGENT")
-    ] = None,
+    trust: Annotated[str | None, Option(help="Let a name stand for the key it has there now.", metavar="AGENT")] = None,
     yes: YesOption = False,
 ) -> None:
     """List the agents of a linked space that are known here, as it states them; agents write to them as name@space.
@@ -227,7 +226,7 @@ EVERY = "30s"
 def pause(
     ctx: SpaceContext,
     name: LinkArgument,
-    reason: Annotated[str, typer.Option(help="Why, for whoever looks.")] = "paused by the operator",
+    reason: Annotated[str, Option(help="Why, for whoever looks.")] = "paused by the operator",
 ) -> None:
     """Take nothing more in over a link until `resume`. What it shares, the other space still reads.
 
@@ -300,12 +299,9 @@ async def _remove(ctx: Context, row: AgreedLink) -> AgreedLink:
 @app.command("run")
 def run(
     ctx: PlainSpaceContext,
-    poll: Annotated[
-        bool, typer.Option("--poll", help="Look every so often, instead of hearing of what is new.")
-    ] = False,
+    poll: Annotated[bool, Option("--poll", help="Look every so often, instead of hearing of what is new.")] = False,
     every: Annotated[
-        str | None,
-        typer.Option(help=f"How often to look with --poll: 30s, 5m, 1h; {EVERY} if not said.", metavar="TIME"),
+        str | None, Option(help=f"How often to look with --poll: 30s, 5m, 1h; {EVERY} if not said.", metavar="TIME")
     ] = None,
 ) -> None:
     """Carry the links of a space in the foreground until Ctrl-C: the worker that `tidings up` starts, alone.
@@ -388,12 +384,12 @@ def rebuild(
     ctx: SpaceContext,
     name: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="The other space as it is called here, or the link.", metavar="NAME", autocompletion=completion.links
         ),
     ] = None,
     ledger: Annotated[
-        bool, typer.Option("--ledger", help="Begin a new ledger for all links: when `links.db` is damaged.")
+        bool, Option("--ledger", help="Begin a new ledger for all links: when `links.db` is damaged.")
     ] = False,
     yes: YesOption = False,
 ) -> None:
@@ -445,12 +441,12 @@ def _rebuild_all(ctx: Context, *, yes: bool, as_json: bool) -> None:
 
 
 SeqArgument = Annotated[
-    int, typer.Argument(help="Record, by its sequence in the other log.", metavar="SEQ", callback=countable)
+    int, Argument(help="Record, by its sequence in the other log.", metavar="SEQ", callback=countable)
 ]
 
 
 LifeOption = Annotated[
-    int | None, typer.Option("--life", help="Which one, if several records have this sequence: as `list` shows it.")
+    int | None, Option("--life", help="Which one, if several records have this sequence: as `list` shows it.")
 ]
 
 
@@ -532,10 +528,8 @@ def _readable(payload: bytes) -> str:
 def quarantine_retry(
     ctx: SpaceContext,
     name: LinkArgument,
-    seqs: Annotated[
-        list[int] | None, typer.Argument(help="Records; or --all.", metavar="SEQ", callback=countable)
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    seqs: Annotated[list[int] | None, Argument(help="Records; or --all.", metavar="SEQ", callback=countable)] = None,
+    every: Annotated[bool, Option("--all", help="All of them.")] = False,
 ) -> None:
     """Try records in quarantine again, now: perhaps what made them unfit is over.
 
@@ -561,7 +555,7 @@ def quarantine_drop(
     ctx: SpaceContext,
     name: LinkArgument,
     seq: SeqArgument,
-    reason: Annotated[str, typer.Option(help="Why; it is kept with what was left out.")],
+    reason: Annotated[str, Option(help="Why; it is kept with what was left out.")],
     life: LifeOption = None,
 ) -> None:
     """Give up a record in quarantine for good; it is named as left out, with the reason.

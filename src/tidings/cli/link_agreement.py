@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import typer
+from typer import Argument, Option
 
 from tidings.admin.agents import as_patterns
 from tidings.cli import output
@@ -36,40 +36,36 @@ if TYPE_CHECKING:
     from tidings.admin.link_registry import AgreedLink
     from tidings.wire.rulings import Link
 
-UrlOption = Annotated[
-    list[str] | None, typer.Option("--url", help="Address by which they reach this space.", metavar="URL")
-]
-UntilOption = Annotated[str | None, typer.Option(help="For how long the link is, such as 90d.", metavar="TIME")]
+UrlOption = Annotated[list[str] | None, Option("--url", help="Address by which they reach this space.", metavar="URL")]
+UntilOption = Annotated[str | None, Option(help="For how long the link is, such as 90d.", metavar="TIME")]
 
 
 def invite(
     ctx: SpaceContext,
     name: Annotated[
-        str | None, typer.Argument(help="What to call their space here; without, by its own name.", metavar="NAME")
+        str | None, Argument(help="What to call their space here; without, by its own name.", metavar="NAME")
     ] = None,
     share: Annotated[
-        list[str] | None, typer.Option("--share", help="Channel or pattern of yours that they may read.")
+        list[str] | None, Option("--share", help="Channel or pattern of yours that they may read.")
     ] = None,
     take: Annotated[
         list[str] | None,
-        typer.Option("--take", help="Channel or pattern of theirs, and its name here.", metavar="THEIRS[=OURS]"),
+        Option("--take", help="Channel or pattern of theirs, and its name here.", metavar="THEIRS[=OURS]"),
     ] = None,
     both: Annotated[
-        list[str] | None, typer.Option("--both", help="Share it, and take theirs of the same name.", metavar="PATTERN")
+        list[str] | None, Option("--both", help="Share it, and take theirs of the same name.", metavar="PATTERN")
     ] = None,
-    expires: Annotated[str, typer.Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
+    expires: Annotated[str, Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
     until: UntilOption = None,
     hops: Annotated[
-        int, typer.Option(help="Links a message may come over, this one too; from 2 on others' words go on to them.")
+        int, Option(help="Links a message may come over, this one too; from 2 on others' words go on to them.")
     ] = 1,
-    direct: Annotated[
-        bool, typer.Option("--direct", help="Agents of both may write to each other; with --roster.")
-    ] = False,
+    direct: Annotated[bool, Option("--direct", help="Agents of both may write to each other; with --roster.")] = False,
     tasks: Annotated[
-        bool, typer.Option("--tasks", help="Agents of both may ask roles of the other (reviewer@space); with --roster.")
+        bool, Option("--tasks", help="Agents of both may ask roles of the other (reviewer@space); with --roster.")
     ] = False,
-    roster: Annotated[bool, typer.Option("--roster", help="Each space tells the other who its agents are.")] = False,
-    url: Annotated[str | None, typer.Option(help="Address by which they reach this space.", metavar="URL")] = None,
+    roster: Annotated[bool, Option("--roster", help="Each space tells the other who its agents are.")] = False,
+    url: Annotated[str | None, Option(help="Address by which they reach this space.", metavar="URL")] = None,
 ) -> None:
     """Offer a link to the operator of another space: prints a line that `tidings link accept` takes there.
 
@@ -167,28 +163,26 @@ async def _invite(ctx: Context, terms: LinkTerms, holds: int, url: str | None) -
 def accept(
     ctx: SpaceContext,
     line: Annotated[
-        str | None, typer.Argument(help="The line; without, it is read from standard input.", metavar="LINE")
+        str | None, Argument(help="The line; without, it is read from standard input.", metavar="LINE")
     ] = None,
     called: Annotated[
-        str | None, typer.Option("--as", help="What to call their space here; else by its own name.", metavar="NAME")
+        str | None, Option("--as", help="What to call their space here; else by its own name.", metavar="NAME")
     ] = None,
     take: Annotated[
-        list[str] | None,
-        typer.Option("--take", help="What a channel of theirs is called here.", metavar="THEIRS=OURS"),
+        list[str] | None, Option("--take", help="What a channel of theirs is called here.", metavar="THEIRS=OURS")
     ] = None,
     only: Annotated[
-        list[str] | None,
-        typer.Option("--only", help="Take only this of what they share; '' for nothing.", metavar="PATTERN"),
+        list[str] | None, Option("--only", help="Take only this of what they share; '' for nothing.", metavar="PATTERN")
     ] = None,
     share: Annotated[
         list[str] | None,
-        typer.Option("--share", help="Share only this of what they ask for; '' for nothing.", metavar="PATTERN"),
+        Option("--share", help="Share only this of what they ask for; '' for nothing.", metavar="PATTERN"),
     ] = None,
     until: UntilOption = None,
-    no_direct: Annotated[bool, typer.Option("--no-direct", help="No direct messages, if they offer them.")] = False,
-    no_tasks: Annotated[bool, typer.Option("--no-tasks", help="No tasks, if they offer them.")] = False,
+    no_direct: Annotated[bool, Option("--no-direct", help="No direct messages, if they offer them.")] = False,
+    no_tasks: Annotated[bool, Option("--no-tasks", help="No tasks, if they offer them.")] = False,
     no_roster: Annotated[
-        bool, typer.Option("--no-roster", help="No roster, if they offer it; then no direct messages or tasks either.")
+        bool, Option("--no-roster", help="No roster, if they offer it; then no direct messages or tasks either.")
     ] = False,
     url: UrlOption = None,
     yes: YesOption = False,
@@ -315,40 +309,33 @@ def change(
     ctx: SpaceContext,
     name: LinkArgument,
     share: Annotated[
-        list[str] | None,
-        typer.Option("--share", help="What they may read, all of it; '' for nothing.", metavar="PATTERN"),
+        list[str] | None, Option("--share", help="What they may read, all of it; '' for nothing.", metavar="PATTERN")
     ] = None,
     take: Annotated[
         list[str] | None,
-        typer.Option(
-            "--take", help="What you take, all of it, and its names here; '' for nothing.", metavar="THEIRS[=OURS]"
-        ),
+        Option("--take", help="What you take, all of it, and its names here; '' for nothing.", metavar="THEIRS[=OURS]"),
     ] = None,
     beyond: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--beyond",
             help="What of a space behind theirs may come through it (with --hops 2); '' for nothing (with --hops 1).",
             metavar="SPACE:THEIRS[=OURS]",
         ),
     ] = None,
     hops: Annotated[
-        int | None, typer.Option(help="Links a message may come over; from 2 on others' words go on to them too.")
+        int | None, Option(help="Links a message may come over; from 2 on others' words go on to them too.")
     ] = None,
-    until: Annotated[
-        str | None, typer.Option(help="For how long from now, such as 90d; or never.", metavar="TIME")
-    ] = None,
+    until: Annotated[str | None, Option(help="For how long from now, such as 90d; or never.", metavar="TIME")] = None,
     direct: Annotated[
-        bool | None,
-        typer.Option("--direct/--no-direct", help="Agents of both may write to each other; with --roster."),
+        bool | None, Option("--direct/--no-direct", help="Agents of both may write to each other; with --roster.")
     ] = None,
     tasks: Annotated[
-        bool | None,
-        typer.Option("--tasks/--no-tasks", help="Agents of both may ask roles of the other; with --roster."),
+        bool | None, Option("--tasks/--no-tasks", help="Agents of both may ask roles of the other; with --roster.")
     ] = None,
     roster: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--roster/--no-roster", help="They are told who your agents are; with --no-roster no mail or task passes."
         ),
     ] = None,
@@ -539,8 +526,8 @@ async def _set(ctx: Context, record: Link) -> None:
 def renew(
     ctx: SpaceContext,
     name: LinkArgument,
-    expires: Annotated[str, typer.Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
-    url: Annotated[str | None, typer.Option(help="Address by which they reach this space.", metavar="URL")] = None,
+    expires: Annotated[str, Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
+    url: Annotated[str | None, Option(help="Address by which they reach this space.", metavar="URL")] = None,
 ) -> None:
     """Give a link new keys on both sides: prints a line that `tidings link accept` takes in the other space.
 

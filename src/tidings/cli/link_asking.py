@@ -10,7 +10,7 @@ import asyncio
 import time
 from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
 from tidings.admin.link_registry import AgreedLink, LinkLedger
 from tidings.cli import completion, link_words
@@ -26,7 +26,7 @@ NOBODY = "no worker of links runs: `tidings up` starts one, or `tidings link run
 
 LinkArgument = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="The other space as it is called here, or the link.", metavar="NAME", autocompletion=completion.links
     ),
 ]

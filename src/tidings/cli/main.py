@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from tidings.cli import about, output
 from tidings.cli.context import Group
@@ -76,7 +77,7 @@ ALL = tuple(name for group in COMMANDS.values() for name in group)
 
 def everything(
     show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=about.print_version)
+        bool, Option("--version", help="Print the version and end.", is_eager=True, callback=about.print_version)
     ] = False,
 ) -> None:
     pass

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from tidings.cli import completion, output
 from tidings.cli.context import Context, PlainSpaceContext
@@ -28,16 +28,13 @@ LOOK_EVERY = 0.05
 def mcp(
     ctx: PlainSpaceContext,
     agent: Annotated[
-        str | None,
-        typer.Option("--agent", help="Agent to be.", metavar="NAME", autocompletion=completion.agents),
+        str | None, Option("--agent", help="Agent to be.", metavar="NAME", autocompletion=completion.agents)
     ] = None,
     bundle: Annotated[
-        Path | None,
-        typer.Option("--bundle", help="Be the agent of this file, written by `agent export`.", metavar="FILE"),
+        Path | None, Option("--bundle", help="Be the agent of this file, written by `agent export`.", metavar="FILE")
     ] = None,
     session_file: Annotated[
-        Path | None,
-        typer.Option("--session-file", help="Use the session in this file, and leave it open.", metavar="FILE"),
+        Path | None, Option("--session-file", help="Use the session in this file, and leave it open.", metavar="FILE")
     ] = None,
 ) -> None:
     """Serve the Model Context Protocol on standard input and output: for coding agents, not for people.

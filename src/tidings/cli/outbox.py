@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from tidings.cli import completion, output
 from tidings.cli.connection import act_at_host, ask_host, outbox_in_file
@@ -14,18 +14,17 @@ from tidings.errors import UsageError
 
 app = Group(help="What was handed to the host: list, show, send again, cancel, hold back.")
 STATES = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
-MessageArgument = Annotated[str, typer.Argument(help="Id of the message.", metavar="ID")]
+MessageArgument = Annotated[str, Argument(help="Id of the message.", metavar="ID")]
 
 
 @app.command("list")
 def list_outbox(
     ctx: AgentContext,
     state: Annotated[
-        str | None,
-        typer.Option(help=f"Only these: {', '.join(STATES)}.", autocompletion=completion.among(*STATES)),
+        str | None, Option(help=f"Only these: {', '.join(STATES)}.", autocompletion=completion.among(*STATES))
     ] = None,
     count: CountOption = 20,
-    before: Annotated[int | None, typer.Option(help="Only below this row.", metavar="ROW", callback=countable)] = None,
+    before: Annotated[int | None, Option(help="Only below this row.", metavar="ROW", callback=countable)] = None,
 ) -> None:
     """List what you handed to the host, newest first. If none runs it is read from its file.
 
@@ -114,9 +113,7 @@ def cancel(ctx: AgentContext, message: MessageArgument) -> None:
 
 
 @app.command("pause")
-def pause(
-    ctx: SpaceContext, reason: Annotated[str | None, typer.Option(help="Why, for whoever looks.")] = None
-) -> None:
+def pause(ctx: SpaceContext, reason: Annotated[str | None, Option(help="Why, for whoever looks.")] = None) -> None:
     """Hold everything for a space back until `resume`. It is still taken and stored.
 
     Examples:

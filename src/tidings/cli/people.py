@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from tidings.cli import completion, output
 from tidings.cli.completion import among
@@ -68,9 +68,9 @@ def _agent_row(agent: Agent) -> tuple[object, ...]:
 def set_status(
     ctx: AgentContext,
     status: Annotated[
-        str, typer.Argument(help="idle, working or waiting.", metavar="STATUS", autocompletion=among(*STATUSES))
+        str, Argument(help="idle, working or waiting.", metavar="STATUS", autocompletion=among(*STATUSES))
     ],
-    activity: Annotated[str | None, typer.Argument(help="What you do, in a line.", metavar="TEXT")] = None,
+    activity: Annotated[str | None, Argument(help="What you do, in a line.", metavar="TEXT")] = None,
 ) -> None:
     """Say what you do, for whoever looks (`tidings who`). Needs the host, which stays connected for you.
 
@@ -94,8 +94,8 @@ def dm(
     text: TextArgument,
     priority: PriorityOption = "next",
     reply_to: ReplyOption = None,
-    wait: Annotated[str | None, typer.Option(help="Wait until it is delivered or read.", metavar="STAGE")] = None,
-    seconds: Annotated[float, typer.Option(help="How long to wait.", callback=duration)] = 30.0,
+    wait: Annotated[str | None, Option(help="Wait until it is delivered or read.", metavar="STAGE")] = None,
+    seconds: Annotated[float, Option(help="How long to wait.", callback=duration)] = 30.0,
     message_id: IdOption = None,
 ) -> None:
     """Write to one agent, sealed. It is kept until it is read.
@@ -140,7 +140,7 @@ def _check_stage(message_id: str, stage: str, wait: str | None, seconds: float) 
 
 def trace(
     ctx: DirectContext,
-    message: Annotated[str, typer.Argument(help="Id of a message you sent or were sent.", metavar="ID")],
+    message: Annotated[str, Argument(help="Id of a message you sent or were sent.", metavar="ID")],
 ) -> None:
     """Tell the life of one message: where it is stored, who got it, when.
 
@@ -208,12 +208,11 @@ LEVELS = ("normal", "quiet", "muted")
 def attention(
     ctx: DirectContext,
     mode: Annotated[
-        str | None,
-        typer.Argument(help="open, dnd or focus.", metavar="MODE", autocompletion=completion.among(*MODES)),
+        str | None, Argument(help="open, dnd or focus.", metavar="MODE", autocompletion=completion.among(*MODES))
     ] = None,
     channel: Annotated[
         tuple[str, str] | None,
-        typer.Option("--channel", help="How loud a channel or pattern is.", metavar="CHANNEL normal|quiet|muted"),
+        Option("--channel", help="How loud a channel or pattern is.", metavar="CHANNEL normal|quiet|muted"),
     ] = None,
 ) -> None:
     """Show or set what may wake an agent. It never decides what is kept: everything stays in the inbox.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from tidings.admin.home import SpaceHome
 from tidings.cli import output
@@ -40,15 +41,14 @@ UNHEALTHY = 3
 
 CheckpointOption = Annotated[
     str | None,
-    typer.Option(help="Folder or URI of the checkpoint; of the debts too, unless the lake is a URI.", metavar="PLACE"),
+    Option(help="Folder or URI of the checkpoint; of the debts too, unless the lake is a URI.", metavar="PLACE"),
 ]
 LakeOption = Annotated[
-    str | None,
-    typer.Option(help="Folder or URI of the tables: s3://, s3a://, abfss://, hdfs://, gs://.", metavar="PLACE"),
+    str | None, Option(help="Folder or URI of the tables: s3://, s3a://, abfss://, hdfs://, gs://.", metavar="PLACE")
 ]
 StorageOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         help="An option of deltalake's for a lake in a store; may be repeated. Secrets belong into the environment "
         "(AWS_*, AZURE_*).",
         metavar="KEY=VALUE",
@@ -59,21 +59,21 @@ StorageOption = Annotated[
 @app.command("run")
 def run(
     ctx: PlainSpaceContext,
-    master: Annotated[str, typer.Option(help="Spark master: local[N], spark://HOST:PORT, yarn.")] = "local[*]",
+    master: Annotated[str, Option(help="Spark master: local[N], spark://HOST:PORT, yarn.")] = "local[*]",
     also: Annotated[
         list[str] | None,
-        typer.Option(help="Another space to deliver for in the same Spark; may be repeated.", metavar="SPACE"),
+        Option(help="Another space to deliver for in the same Spark; may be repeated.", metavar="SPACE"),
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Broker, as every worker reaches it.", metavar="URL")] = None,
+    url: Annotated[str | None, Option(help="Broker, as every worker reaches it.", metavar="URL")] = None,
     creds: Annotated[
-        Path | None, typer.Option(help="The pipeline's credential, a file of this machine.", metavar="PATH")
+        Path | None, Option(help="The pipeline's credential, a file of this machine.", metavar="PATH")
     ] = None,
     checkpoint: CheckpointOption = None,
     lake: LakeOption = None,
     storage: StorageOption = None,
-    memory: Annotated[str, typer.Option(help="Heap of the driver.")] = "700m",
+    memory: Annotated[str, Option(help="Heap of the driver.")] = "700m",
     conf: Annotated[
-        list[str] | None, typer.Option(help="Any setting of Spark; may be repeated.", metavar="KEY=VALUE")
+        list[str] | None, Option(help="Any setting of Spark; may be repeated.", metavar="KEY=VALUE")
     ] = None,
 ) -> None:
     """Deliver in the foreground until Ctrl-C: the same job `tidings up` starts, on any Spark.
@@ -152,9 +152,7 @@ async def _end_when(stopping: asyncio.Event, process: Any) -> None:
 @app.command("package")
 def package(
     ctx: OutputContext,
-    to: Annotated[
-        Path | None, typer.Option(help="Where to write it; a name that ends in .tar.gz.", metavar="FILE")
-    ] = None,
+    to: Annotated[Path | None, Option(help="Where to write it; a name that ends in .tar.gz.", metavar="FILE")] = None,
 ) -> None:
     """Build one archive of Tidings and what its pipeline needs, for a Spark whose machines have none of it.
 
@@ -305,7 +303,7 @@ def cancel_debt(
     ctx: SpaceContext,
     owner: AgentArgument,
     channel: ChannelArgument,
-    why: Annotated[str, typer.Option(help="Told to the agent.")] = "",
+    why: Annotated[str, Option(help="Told to the agent.")] = "",
     yes: YesOption = False,
     checkpoint: CheckpointOption = None,
     lake: LakeOption = None,

@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from tidings.cli import output, systemd
 from tidings.cli.completion import among
@@ -94,7 +94,7 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
 @app.command("set")
 def set_settings(
     ctx: SpaceContext,
-    assignments: Annotated[list[str], typer.Argument(help="setting=value ...", metavar="SETTING=VALUE...")],
+    assignments: Annotated[list[str], Argument(help="setting=value ...", metavar="SETTING=VALUE...")],
 ) -> None:
     """Change settings of a space; what is not named stays.
 
@@ -222,15 +222,15 @@ def uninstall(ctx: PlainSpaceContext) -> None:
 @app.command("move")
 def move(
     ctx: SpaceContext,
-    server: Annotated[str | None, typer.Option(help="Servers of a NATS that others run.", metavar="URL[,URL]")] = None,
+    server: Annotated[str | None, Option(help="Servers of a NATS that others run.", metavar="URL[,URL]")] = None,
     operator_key: Annotated[
-        Path | None, typer.Option(help="Its operator signing key, a file with the seed.", metavar="FILE")
+        Path | None, Option(help="Its operator signing key, a file with the seed.", metavar="FILE")
     ] = None,
     system_creds: Annotated[
-        Path | None, typer.Option(help="A user of its system account that may push tokens.", metavar="FILE")
+        Path | None, Option(help="A user of its system account that may push tokens.", metavar="FILE")
     ] = None,
-    replicas: Annotated[int | None, typer.Option(help="Of every stream: 1, 3 or 5.")] = None,
-    back: Annotated[bool, typer.Option("--back", help="From there to a broker of its own.")] = False,
+    replicas: Annotated[int | None, Option(help="Of every stream: 1, 3 or 5.")] = None,
+    back: Annotated[bool, Option("--back", help="From there to a broker of its own.")] = False,
 ) -> None:
     """Move a space that is down to a NATS that others run, or back, with every record, mailbox and credential.
 
@@ -295,14 +295,10 @@ ROLES = ("steward", "pipeline", "authority")
 def rotate_role(
     ctx: SpaceContext,
     role: Annotated[
-        str, typer.Argument(help="steward, pipeline or authority.", metavar="ROLE", autocompletion=among(*ROLES))
+        str, Argument(help="steward, pipeline or authority.", metavar="ROLE", autocompletion=among(*ROLES))
     ],
-    finish: Annotated[
-        bool, typer.Option("--finish", help="authority: the one that was announced takes its place.")
-    ] = False,
-    now: Annotated[
-        bool, typer.Option("--now", help="authority: both steps at once, as if its key had leaked.")
-    ] = False,
+    finish: Annotated[bool, Option("--finish", help="authority: the one that was announced takes its place.")] = False,
+    now: Annotated[bool, Option("--now", help="authority: both steps at once, as if its key had leaked.")] = False,
 ) -> None:
     """Give a role of the space a new key; the old one is void.
 

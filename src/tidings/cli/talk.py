@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from tidings.cli import completion, output
 from tidings.cli.connection import IdOption, act, chosen_id, direct_session, show_receipt
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tidings.client.membership import Joined
     from tidings.client.notices import Notice
 
-WholeOption = Annotated[bool, typer.Option("--whole", help="Do not cut long texts on a terminal.")]
-ReplyOption = Annotated[str | None, typer.Option("--reply-to", help="Id of the message this answers.", metavar="ID")]
+WholeOption = Annotated[bool, Option("--whole", help="Do not cut long texts on a terminal.")]
+ReplyOption = Annotated[str | None, Option("--reply-to", help="Id of the message this answers.", metavar="ID")]
 #: messages that `history --since` shows at most, unless told
 SINCE_COUNT = 1_000
 
@@ -66,10 +66,10 @@ def send(
     ctx: DirectContext,
     channel: ChannelArgument,
     text: TextArgument,
-    mention: Annotated[list[str] | None, typer.Option("--mention", "-m", help="Agent to wake.")] = None,
+    mention: Annotated[list[str] | None, Option("--mention", "-m", help="Agent to wake.")] = None,
     priority: PriorityOption = "next",
     reply_to: ReplyOption = None,
-    context: Annotated[str | None, typer.Option(help="Conversation this belongs to.")] = None,
+    context: Annotated[str | None, Option(help="Conversation this belongs to.")] = None,
     message_id: IdOption = None,
 ) -> None:
     """Post to a channel. Prints the id once the log has it, or the host.
@@ -137,14 +137,11 @@ def history(
     ctx: DirectContext,
     channel: ChannelArgument,
     count: Annotated[
-        int | None, typer.Option("-n", "--count", help="At most this many (20; 1000 with --since).", callback=countable)
+        int | None, Option("-n", "--count", help="At most this many (20; 1000 with --since).", callback=countable)
     ] = None,
-    before: Annotated[
-        int | None, typer.Option(help="Only below this sequence.", metavar="SEQ", callback=countable)
-    ] = None,
+    before: Annotated[int | None, Option(help="Only below this sequence.", metavar="SEQ", callback=countable)] = None,
     since: Annotated[
-        str | None,
-        typer.Option(help="Nothing older: 90m, 12h, 7d, or a time such as 2026-11-16T09:00.", metavar="WHEN"),
+        str | None, Option(help="Nothing older: 90m, 12h, 7d, or a time such as 2026-11-16T09:00.", metavar="WHEN")
     ] = None,
     whole: WholeOption = False,
 ) -> None:
@@ -176,17 +173,15 @@ def tail(
     ctx: AgentContext,
     channels: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="Channels or patterns.",
             metavar="CHANNEL...",
             autocompletion=completion.channels,
             callback=lambda named: [unmarked(each) for each in named or ()],
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything you may read.")] = False,
-    count: Annotated[
-        int | None, typer.Option("--count", help="Stop after this many messages.", callback=countable)
-    ] = None,
+    everything: Annotated[bool, Option("--all", help="Everything you may read.")] = False,
+    count: Annotated[int | None, Option("--count", help="Stop after this many messages.", callback=countable)] = None,
     whole: WholeOption = False,
 ) -> None:
     """Watch messages as they come, without joining. Ctrl-C stops.

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from tidings.cli import completion, output
 from tidings.cli.connection import IdOption, act, chosen_id, direct_session, host_session
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from tidings.client.tasks import Job, TaskResult, TaskTicket
 
 app = Group(help="Tasks that nobody could finish: look at them, try again, drop them.")
-WaitOption = Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.", callback=duration)]
+WaitOption = Annotated[float, Option("--wait", "-w", help="Seconds to wait for the result.", callback=duration)]
 LetterArgument = Annotated[
-    str, typer.Argument(help="Number of the task, or name of the message, from `tidings dead list`.", metavar="LETTER")
+    str, Argument(help="Number of the task, or name of the message, from `tidings dead list`.", metavar="LETTER")
 ]
 
 
@@ -60,8 +60,7 @@ def ask(
     text: TextArgument,
     wait: WaitOption = 0.0,
     deadline: Annotated[
-        float | None,
-        typer.Option("--deadline", help="Seconds from now after which nobody may finish it.", callback=duration),
+        float | None, Option("--deadline", help="Seconds from now after which nobody may finish it.", callback=duration)
     ] = None,
     message_id: IdOption = None,
 ) -> None:
@@ -102,7 +101,7 @@ def ask(
 
 def result(
     ctx: DirectContext,
-    task: Annotated[str, typer.Argument(help="Id of a task you asked.", metavar="ID")],
+    task: Annotated[str, Argument(help="Id of a task you asked.", metavar="ID")],
     wait: WaitOption = 0.0,
 ) -> None:
     """Print the result of a task you asked, by the id that `tidings ask` printed.
@@ -296,14 +295,12 @@ TASK_FIELDS = ("seq", "role", "attempt", "deadline", "asker", "text", "message")
 
 def work(
     ctx: DirectContext,
-    role: Annotated[str, typer.Option("--role", help="Role whose tasks to take.", autocompletion=completion.roles)],
+    role: Annotated[str, Option("--role", help="Role whose tasks to take.", autocompletion=completion.roles)],
     execute: Annotated[
         str | None,
-        typer.Option(
-            "--exec", help="Command to run for each task; without it, the first task is shown and given back."
-        ),
+        Option("--exec", help="Command to run for each task; without it, the first task is shown and given back."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End after one task.")] = False,
+    once: Annotated[bool, Option("--once", help="End after one task.")] = False,
 ) -> None:
     """Work on the tasks of a role: a command for each, one at a time. Ctrl-C stops, and gives back what is held.
 

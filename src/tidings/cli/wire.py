@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from tidings.cli import output
 from tidings.cli.context import Context, Group, SpaceContext
@@ -76,13 +77,13 @@ class CheckResult:
 @app.command("check")
 def check(
     ctx: SpaceContext,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What to check; `-` is standard input.")],
+    file: Annotated[str, Argument(metavar="FILE", help="What to check; `-` is standard input.")],
     bundle: Annotated[
-        Path | None, typer.Option(help="A bundle of `tidings agent export`: space, steward and key are its.")
+        Path | None, Option(help="A bundle of `tidings agent export`: space, steward and key are its.")
     ] = None,
-    subject: Annotated[str | None, typer.Option(help="The subject, if the file does not say it.")] = None,
-    space_id: Annotated[str | None, typer.Option(help="Public key of the space (A...).")] = None,
-    steward_key: Annotated[str | None, typer.Option(help="Public key of the steward (U...).")] = None,
+    subject: Annotated[str | None, Option(help="The subject, if the file does not say it.")] = None,
+    space_id: Annotated[str | None, Option(help="Public key of the space (A...).")] = None,
+    steward_key: Annotated[str | None, Option(help="Public key of the steward (U...).")] = None,
 ) -> None:
     """Say whether a reader would take a record, a frame or a request, and otherwise why it refuses it.
 
