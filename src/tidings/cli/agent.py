@@ -35,7 +35,7 @@ RoleOption = Annotated[list[str] | None, Option("--role", help="Role whose tasks
 FileOption = Annotated[Path | None, Option("--file", "-f", help="Agent file (Markdown with front matter).")]
 
 ExpiresOption = Annotated[
-    str | None, Option(help="For how long a credential of it holds, such as 7d; `never`.", metavar="TIME")
+    str | None, Option(help="How long its credential is valid, such as 7d; or never.", metavar="TIME")
 ]
 
 DEFAULT_CHANNEL = ("general",)
@@ -308,9 +308,7 @@ def revoke(ctx: SpaceContext, name: NameArgument, yes: YesOption = False) -> Non
 def rotate(
     ctx: SpaceContext,
     name: NameArgument,
-    drop_unread: Annotated[
-        bool, Option("--drop-unread", help="Give up what lies unread; it and its senders are told.")
-    ] = False,
+    drop_unread: Annotated[bool, Option("--drop-unread", help="Drop unread messages; their senders are told.")] = False,
 ) -> None:
     """Give an agent a new key under the same name, in the same channels; the old key is cut.
 
@@ -412,9 +410,7 @@ def import_agent(
 def address(
     ctx: SpaceContext,
     name: Annotated[str | None, Argument(help="Name of an imported agent.", metavar="NAME")] = None,
-    url: Annotated[
-        list[str] | None, Option(help="Where its space is now; several are tried in turn, and kept.", metavar="URL")
-    ] = None,
+    url: Annotated[list[str] | None, Option(help="New address of its space; may be repeated.", metavar="URL")] = None,
     bundle: Annotated[Path | None, Option(help="A bundle to change instead.", metavar="FILE")] = None,
 ) -> None:
     """Where the space of an imported agent is; with `--url`, from now on. Key, credential and trust stay as they are.
@@ -474,10 +470,7 @@ def export(
     ctx: PlainSpaceContext,
     name: NameArgument,
     to: Annotated[Path | None, Option("--output", "-o", help="File to write (0600); else standard output.")] = None,
-    url: Annotated[
-        list[str] | None,
-        Option(help="Address it will use, such as the near end of a tunnel; several are tried in turn.", metavar="URL"),
-    ] = None,
+    url: Annotated[list[str] | None, Option(help="Address it will use; may be repeated.", metavar="URL")] = None,
 ) -> None:
     """Write everything an agent needs elsewhere: address, trust anchor, credential. It is a secret.
 

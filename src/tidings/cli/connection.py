@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from tidings.host.outbox_file import OutboxFile
 
 T = TypeVar("T")
-IdOption = Annotated[
-    str | None, Option("--id", help="Id of the message: sent again under it, it is sent once.", metavar="ID")
-]
+IdOption = Annotated[str | None, Option("--id", help="Id of the message. Repeating it sends once.", metavar="ID")]
 
 
 def chosen_id(given: str | None) -> str:

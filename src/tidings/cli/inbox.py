@@ -61,11 +61,10 @@ def inbox(
         str | None,
         Option("--channel", help="Only of this channel.", autocompletion=completion.channels, callback=unmarked),
     ] = None,
-    search: Annotated[str | None, Option("--search", help="Only what has these words.")] = None,
+    search: Annotated[str | None, Option(help="Only what has these words.")] = None,
     follow: Annotated[bool, Option("--follow", "-f", help="Go on as messages come.")] = False,
     wait: Annotated[
-        float | None,
-        Option(help="Seconds to wait for the first message, by default 2; if none comes, exit 1.", callback=duration),
+        float | None, Option(help="Seconds to wait for a message (2); exit 1 if none comes.", callback=duration)
     ] = None,
     count: CountOption = 50,
     whole: WholeOption = False,
@@ -292,7 +291,7 @@ def _show(message: Message, *, as_json: bool) -> None:
 def read(
     ctx: AgentContext,
     rows: Annotated[
-        list[int] | None, Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW", callback=countable)
+        list[int] | None, Argument(help="Rows that `tidings inbox` shows.", metavar="ROW", callback=countable)
     ] = None,
     everything: Annotated[bool, Option("--all", help="Everything you have.")] = False,
 ) -> None:
@@ -316,9 +315,7 @@ def read(
 @app.command("delete")
 def delete(
     ctx: AgentContext,
-    rows: Annotated[
-        list[int], Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW...", callback=countable)
-    ],
+    rows: Annotated[list[int], Argument(help="Rows that `tidings inbox` shows.", metavar="ROW...", callback=countable)],
 ) -> None:
     """Delete messages of your inbox, read or not. What they said is gone here, and they do not come again.
 

@@ -26,7 +26,7 @@ app = Group(help="Invitations that were made: list and revoke them.")
 def invite(
     ctx: SpaceContext,
     name: Annotated[
-        str | None, Argument(help="Name of the agent; without, whoever accepts chooses.", metavar="NAME")
+        str | None, Argument(help="Name of the agent; else whoever accepts chooses.", metavar="NAME")
     ] = None,
     read: ReadOption = None,
     post: PostOption = None,
@@ -35,12 +35,8 @@ def invite(
     description: Annotated[str, Option(help="One line about it.")] = "",
     expires: Annotated[str, Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
     uses: Annotated[int, Option(help="How many agents may accept it.")] = 1,
-    agent_expires: Annotated[
-        str | None, Option(help="For how long a credential of the agent holds, such as 7d.", metavar="TIME")
-    ] = None,
-    replace: Annotated[
-        bool, Option("--replace", help="For an agent that exists: its key is where this is accepted.")
-    ] = False,
+    agent_expires: Annotated[str | None, Option(help="How long its credential is valid: 7d.", metavar="TIME")] = None,
+    replace: Annotated[bool, Option("--replace", help="Give an existing agent a new key, made there.")] = False,
     url: Annotated[str | None, Option(help="Address by which it reaches the space.", metavar="URL")] = None,
 ) -> None:
     """Invite an agent from another machine: prints a line that `tidings accept` takes there.
@@ -118,9 +114,7 @@ async def _invite(ctx: Context, promised: Invitation | str, holds: int, url: str
 
 def accept(
     ctx: HomeContext,
-    line: Annotated[
-        str | None, Argument(help="The invitation; without, it is read from standard input.", metavar="LINE")
-    ] = None,
+    line: Annotated[str | None, Argument(help="The invitation; else read from standard input.", metavar="LINE")] = None,
     name: Annotated[str | None, Option(help="What to be called, if it leaves that to you.", metavar="NAME")] = None,
 ) -> None:
     """Accept an invitation: from then on commands, the host, MCP and programs here can be that agent.

@@ -300,9 +300,7 @@ async def _remove(ctx: Context, row: AgreedLink) -> AgreedLink:
 def run(
     ctx: PlainSpaceContext,
     poll: Annotated[bool, Option("--poll", help="Look every so often, instead of hearing of what is new.")] = False,
-    every: Annotated[
-        str | None, Option(help=f"How often to look with --poll: 30s, 5m, 1h; {EVERY} if not said.", metavar="TIME")
-    ] = None,
+    every: Annotated[str | None, Option(help=f"How often --poll looks: 30s, 5m, 1h ({EVERY}).", metavar="TIME")] = None,
 ) -> None:
     """Carry the links of a space in the foreground until Ctrl-C: the worker that `tidings up` starts, alone.
 
@@ -388,9 +386,7 @@ def rebuild(
             help="The other space as it is called here, or the link.", metavar="NAME", autocompletion=completion.links
         ),
     ] = None,
-    ledger: Annotated[
-        bool, Option("--ledger", help="Begin a new ledger for all links: when `links.db` is damaged.")
-    ] = False,
+    ledger: Annotated[bool, Option("--ledger", help="Begin a new ledger for all links, if it is damaged.")] = False,
     yes: YesOption = False,
 ) -> None:
     """Forget how far a link is, and read all again that the other space still has.
@@ -441,13 +437,11 @@ def _rebuild_all(ctx: Context, *, yes: bool, as_json: bool) -> None:
 
 
 SeqArgument = Annotated[
-    int, Argument(help="Record, by its sequence in the other log.", metavar="SEQ", callback=countable)
+    int, Argument(help="Sequence of the record in the other log.", metavar="SEQ", callback=countable)
 ]
 
 
-LifeOption = Annotated[
-    int | None, Option("--life", help="Which one, if several records have this sequence: as `list` shows it.")
-]
+LifeOption = Annotated[int | None, Option("--life", help="Which of several records with this sequence; see `list`.")]
 
 
 class NameFirst(TyperGroup):

@@ -42,28 +42,19 @@ UntilOption = Annotated[str | None, Option(help="For how long the link is, such 
 
 def invite(
     ctx: SpaceContext,
-    name: Annotated[
-        str | None, Argument(help="What to call their space here; without, by its own name.", metavar="NAME")
-    ] = None,
-    share: Annotated[
-        list[str] | None, Option("--share", help="Channel or pattern of yours that they may read.")
-    ] = None,
+    name: Annotated[str | None, Argument(help="What to call their space here (its own name).", metavar="NAME")] = None,
+    share: Annotated[list[str] | None, Option(help="Channel or pattern of yours that they may read.")] = None,
     take: Annotated[
-        list[str] | None,
-        Option("--take", help="Channel or pattern of theirs, and its name here.", metavar="THEIRS[=OURS]"),
+        list[str] | None, Option(help="Channel or pattern of theirs, and its name here.", metavar="THEIRS[=OURS]")
     ] = None,
     both: Annotated[
-        list[str] | None, Option("--both", help="Share it, and take theirs of the same name.", metavar="PATTERN")
+        list[str] | None, Option(help="Share it, and take theirs of the same name.", metavar="PATTERN")
     ] = None,
     expires: Annotated[str, Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
     until: UntilOption = None,
-    hops: Annotated[
-        int, Option(help="Links a message may come over, this one too; from 2 on others' words go on to them.")
-    ] = 1,
+    hops: Annotated[int, Option(help="Links a message may cross. From 2 on, others' messages go on to them.")] = 1,
     direct: Annotated[bool, Option("--direct", help="Agents of both may write to each other; with --roster.")] = False,
-    tasks: Annotated[
-        bool, Option("--tasks", help="Agents of both may ask roles of the other (reviewer@space); with --roster.")
-    ] = False,
+    tasks: Annotated[bool, Option("--tasks", help="Agents of both may ask roles of the other; with --roster.")] = False,
     roster: Annotated[bool, Option("--roster", help="Each space tells the other who its agents are.")] = False,
     url: Annotated[str | None, Option(help="Address by which they reach this space.", metavar="URL")] = None,
 ) -> None:
@@ -162,28 +153,23 @@ async def _invite(ctx: Context, terms: LinkTerms, holds: int, url: str | None) -
 
 def accept(
     ctx: SpaceContext,
-    line: Annotated[
-        str | None, Argument(help="The line; without, it is read from standard input.", metavar="LINE")
-    ] = None,
+    line: Annotated[str | None, Argument(help="The line; else it is read from standard input.", metavar="LINE")] = None,
     called: Annotated[
-        str | None, Option("--as", help="What to call their space here; else by its own name.", metavar="NAME")
+        str | None, Option("--as", help="What to call their space here (its own name).", metavar="NAME")
     ] = None,
     take: Annotated[
-        list[str] | None, Option("--take", help="What a channel of theirs is called here.", metavar="THEIRS=OURS")
+        list[str] | None, Option(help="What a channel of theirs is called here.", metavar="THEIRS=OURS")
     ] = None,
     only: Annotated[
-        list[str] | None, Option("--only", help="Take only this of what they share; '' for nothing.", metavar="PATTERN")
+        list[str] | None, Option(help="Take only this of what they share; '' for nothing.", metavar="PATTERN")
     ] = None,
     share: Annotated[
-        list[str] | None,
-        Option("--share", help="Share only this of what they ask for; '' for nothing.", metavar="PATTERN"),
+        list[str] | None, Option(help="Share only this of what they ask for; '' for nothing.", metavar="PATTERN")
     ] = None,
     until: UntilOption = None,
     no_direct: Annotated[bool, Option("--no-direct", help="No direct messages, if they offer them.")] = False,
     no_tasks: Annotated[bool, Option("--no-tasks", help="No tasks, if they offer them.")] = False,
-    no_roster: Annotated[
-        bool, Option("--no-roster", help="No roster, if they offer it; then no direct messages or tasks either.")
-    ] = False,
+    no_roster: Annotated[bool, Option("--no-roster", help="No roster, and so no direct messages or tasks.")] = False,
     url: UrlOption = None,
     yes: YesOption = False,
 ) -> None:
@@ -309,22 +295,17 @@ def change(
     ctx: SpaceContext,
     name: LinkArgument,
     share: Annotated[
-        list[str] | None, Option("--share", help="What they may read, all of it; '' for nothing.", metavar="PATTERN")
+        list[str] | None, Option(help="All that they may read; '' for nothing.", metavar="PATTERN")
     ] = None,
     take: Annotated[
-        list[str] | None,
-        Option("--take", help="What you take, all of it, and its names here; '' for nothing.", metavar="THEIRS[=OURS]"),
+        list[str] | None, Option(help="All that you take; '' for nothing.", metavar="THEIRS[=OURS]")
     ] = None,
     beyond: Annotated[
         list[str] | None,
-        Option(
-            "--beyond",
-            help="What of a space behind theirs may come through it (with --hops 2); '' for nothing (with --hops 1).",
-            metavar="SPACE:THEIRS[=OURS]",
-        ),
+        Option(help="What to take of a space behind theirs; '' for nothing.", metavar="SPACE:THEIRS[=OURS]"),
     ] = None,
     hops: Annotated[
-        int | None, Option(help="Links a message may come over; from 2 on others' words go on to them too.")
+        int | None, Option(help="Links a message may cross. From 2 on, others' messages go on to them.")
     ] = None,
     until: Annotated[str | None, Option(help="For how long from now, such as 90d; or never.", metavar="TIME")] = None,
     direct: Annotated[
@@ -334,10 +315,7 @@ def change(
         bool | None, Option("--tasks/--no-tasks", help="Agents of both may ask roles of the other; with --roster.")
     ] = None,
     roster: Annotated[
-        bool | None,
-        Option(
-            "--roster/--no-roster", help="They are told who your agents are; with --no-roster no mail or task passes."
-        ),
+        bool | None, Option("--roster/--no-roster", help="Tell them who your agents are; mail and tasks need it.")
     ] = None,
     yes: YesOption = False,
 ) -> None:

@@ -27,14 +27,12 @@ LOOK_EVERY = 0.05
 
 def mcp(
     ctx: PlainSpaceContext,
-    agent: Annotated[
-        str | None, Option("--agent", help="Agent to be.", metavar="NAME", autocompletion=completion.agents)
-    ] = None,
+    agent: Annotated[str | None, Option(help="Agent to be.", metavar="NAME", autocompletion=completion.agents)] = None,
     bundle: Annotated[
-        Path | None, Option("--bundle", help="Be the agent of this file, written by `agent export`.", metavar="FILE")
+        Path | None, Option(help="Be the agent of this file from `agent export`.", metavar="FILE")
     ] = None,
     session_file: Annotated[
-        Path | None, Option("--session-file", help="Use the session in this file, and leave it open.", metavar="FILE")
+        Path | None, Option(help="Use the session in this file; leave it open.", metavar="FILE")
     ] = None,
 ) -> None:
     """Serve the Model Context Protocol on standard input and output: for coding agents, not for people.

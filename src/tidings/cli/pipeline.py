@@ -40,19 +40,14 @@ app = Group(help="Durable delivery: run it, watch it, mend it.")
 UNHEALTHY = 3
 
 CheckpointOption = Annotated[
-    str | None,
-    Option(help="Folder or URI of the checkpoint; of the debts too, unless the lake is a URI.", metavar="PLACE"),
+    str | None, Option(help="Folder or URI of the checkpoint, and of debts if --lake is a folder.", metavar="PLACE")
 ]
 LakeOption = Annotated[
-    str | None, Option(help="Folder or URI of the tables: s3://, s3a://, abfss://, hdfs://, gs://.", metavar="PLACE")
+    str | None, Option(help="Folder or URI of the tables (s3, s3a, abfss, hdfs, gs).", metavar="PLACE")
 ]
 StorageOption = Annotated[
     list[str] | None,
-    Option(
-        help="An option of deltalake's for a lake in a store; may be repeated. Secrets belong into the environment "
-        "(AWS_*, AZURE_*).",
-        metavar="KEY=VALUE",
-    ),
+    Option(help="Option of deltalake; may be repeated. Put secrets into AWS_*, AZURE_*.", metavar="KEY=VALUE"),
 ]
 
 
@@ -61,20 +56,15 @@ def run(
     ctx: PlainSpaceContext,
     master: Annotated[str, Option(help="Spark master: local[N], spark://HOST:PORT, yarn.")] = "local[*]",
     also: Annotated[
-        list[str] | None,
-        Option(help="Another space to deliver for in the same Spark; may be repeated.", metavar="SPACE"),
+        list[str] | None, Option(help="Another space to deliver for; may be repeated.", metavar="SPACE")
     ] = None,
     url: Annotated[str | None, Option(help="Broker, as every worker reaches it.", metavar="URL")] = None,
-    creds: Annotated[
-        Path | None, Option(help="The pipeline's credential, a file of this machine.", metavar="PATH")
-    ] = None,
+    creds: Annotated[Path | None, Option(help="The pipeline's credential on this machine.", metavar="PATH")] = None,
     checkpoint: CheckpointOption = None,
     lake: LakeOption = None,
     storage: StorageOption = None,
     memory: Annotated[str, Option(help="Heap of the driver.")] = "700m",
-    conf: Annotated[
-        list[str] | None, Option(help="Any setting of Spark; may be repeated.", metavar="KEY=VALUE")
-    ] = None,
+    conf: Annotated[list[str] | None, Option(help="A setting of Spark; may be repeated.", metavar="KEY=VALUE")] = None,
 ) -> None:
     """Deliver in the foreground until Ctrl-C: the same job `tidings up` starts, on any Spark.
 

@@ -24,65 +24,37 @@ STOP_TIMEOUT = 120.0
 
 def up(
     ctx: PlainSpaceContext,
-    open_space: Annotated[
-        bool, Option("--open", help="Programs of this user provision themselves on first use.")
-    ] = False,
+    open_space: Annotated[bool, Option("--open", help="Your programs provision themselves on first use.")] = False,
     detach: Annotated[bool, Option("--detach", "-d", help="Return once the space is ready.")] = False,
     port: Annotated[int | None, Option(help="Port of the broker; kept for later starts.")] = None,
     listen: Annotated[
-        str | None,
-        Option(
-            help="Address of this machine on which others reach the space, with TLS; kept. `off`: loopback only.",
-            metavar="ADDR[:PORT]",
-        ),
+        str | None, Option(help="Address for other machines, over TLS; kept. Or off.", metavar="ADDR[:PORT]")
     ] = None,
     ws: Annotated[
-        str | None,
-        Option(
-            help="The same inside of websockets, on another port, for networks that let only the web out. Or `off`.",
-            metavar="ADDR[:PORT]",
-        ),
+        str | None, Option(help="The same for websockets, on another port. Or off.", metavar="ADDR[:PORT]")
     ] = None,
     cert: Annotated[
-        str | None,
-        Option(
-            help="Certificate others are shown, by an authority they trust; kept. `off`: the space's own.",
-            metavar="FILE",
-        ),
+        str | None, Option(help="Certificate to show instead of the space's own; kept. Or off.", metavar="FILE")
     ] = None,
     key: Annotated[str | None, Option(help="Key of that certificate.", metavar="FILE")] = None,
     budget: Annotated[str | None, Option(help="Bytes the log may take, such as 500M or 4G; kept.")] = None,
     nats_server: Annotated[str | None, Option(help="nats-server binary to run.", metavar="PATH")] = None,
     server: Annotated[
-        str | None,
-        Option(
-            help="A NATS that others run (2.15 or newer, operator mode), instead of a broker of its own; kept.",
-            metavar="URL[,URL]",
-        ),
+        str | None, Option(help="A NATS (2.15, operator mode) that others run; kept.", metavar="URL[,URL]")
     ] = None,
-    replicas: Annotated[
-        int | None, Option(help="Of each stream there: 1, 3 or 5. Unless you say, 3 on a cluster.")
-    ] = None,
+    replicas: Annotated[int | None, Option(help="Stream replicas there: 1, 3 or 5 (3 on a cluster).")] = None,
     sync_interval: Annotated[
-        int | None,
-        Option(help="`sync_interval` of those servers, in seconds, which they do not tell; else 120.", metavar="S"),
+        int | None, Option(help="`sync_interval` of those servers, in seconds (120).", metavar="S")
     ] = None,
     operator_key: Annotated[
-        str | None,
-        Option(
-            help="Seed of an operator signing key of theirs: who is revoked is then cut at once. With --system-creds.",
-            metavar="FILE",
-        ),
+        str | None, Option(help="Operator signing key, to cut revoked agents at once.", metavar="FILE")
     ] = None,
     system_creds: Annotated[
-        str | None,
-        Option(help="Their user that may push the token of the agents' account, and nothing else.", metavar="FILE"),
+        str | None, Option(help="User that may push the token of the agents' account.", metavar="FILE")
     ] = None,
-    no_pipeline: Annotated[
-        bool, Option("--no-pipeline", help="Leave durable delivery (Spark) out; messages wait in the log.")
-    ] = False,
+    no_pipeline: Annotated[bool, Option("--no-pipeline", help="Do not start durable delivery (Spark).")] = False,
     no_links: Annotated[
-        bool, Option("--no-links", help="Do not carry what linked spaces share: `tidings link run` does.")
+        bool, Option("--no-links", help="Do not start the link worker: `tidings link run` does.")
     ] = False,
 ) -> None:
     """Start a space: its broker, its steward, durable delivery and its links. Creates it the first time.

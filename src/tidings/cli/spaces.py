@@ -223,11 +223,9 @@ def uninstall(ctx: PlainSpaceContext) -> None:
 def move(
     ctx: SpaceContext,
     server: Annotated[str | None, Option(help="Servers of a NATS that others run.", metavar="URL[,URL]")] = None,
-    operator_key: Annotated[
-        Path | None, Option(help="Its operator signing key, a file with the seed.", metavar="FILE")
-    ] = None,
+    operator_key: Annotated[Path | None, Option(help="Seed of its operator signing key.", metavar="FILE")] = None,
     system_creds: Annotated[
-        Path | None, Option(help="A user of its system account that may push tokens.", metavar="FILE")
+        Path | None, Option(help="User of its system account that may push tokens.", metavar="FILE")
     ] = None,
     replicas: Annotated[int | None, Option(help="Of every stream: 1, 3 or 5.")] = None,
     back: Annotated[bool, Option("--back", help="From there to a broker of its own.")] = False,

@@ -137,12 +137,10 @@ def history(
     ctx: DirectContext,
     channel: ChannelArgument,
     count: Annotated[
-        int | None, Option("-n", "--count", help="At most this many (20; 1000 with --since).", callback=countable)
+        int | None, Option("-n", "--count", help="How many (20; 1000 with --since).", callback=countable)
     ] = None,
     before: Annotated[int | None, Option(help="Only below this sequence.", metavar="SEQ", callback=countable)] = None,
-    since: Annotated[
-        str | None, Option(help="Nothing older: 90m, 12h, 7d, or a time such as 2026-11-16T09:00.", metavar="WHEN")
-    ] = None,
+    since: Annotated[str | None, Option(help="Nothing older: 90m, 12h, 7d, 2026-11-16T09:00.", metavar="WHEN")] = None,
     whole: WholeOption = False,
 ) -> None:
     """Show what was said in a channel, the newest last.

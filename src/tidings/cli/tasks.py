@@ -49,9 +49,7 @@ if TYPE_CHECKING:
 
 app = Group(help="Tasks that nobody could finish: look at them, try again, drop them.")
 WaitOption = Annotated[float, Option("--wait", "-w", help="Seconds to wait for the result.", callback=duration)]
-LetterArgument = Annotated[
-    str, Argument(help="Number of the task, or name of the message, from `tidings dead list`.", metavar="LETTER")
-]
+LetterArgument = Annotated[str, Argument(help="Task or message, as `tidings dead list` shows it.", metavar="LETTER")]
 
 
 def ask(
@@ -60,7 +58,7 @@ def ask(
     text: TextArgument,
     wait: WaitOption = 0.0,
     deadline: Annotated[
-        float | None, Option("--deadline", help="Seconds from now after which nobody may finish it.", callback=duration)
+        float | None, Option(help="Seconds after which nobody may finish it.", callback=duration)
     ] = None,
     message_id: IdOption = None,
 ) -> None:
@@ -297,8 +295,7 @@ def work(
     ctx: DirectContext,
     role: Annotated[str, Option("--role", help="Role whose tasks to take.", autocompletion=completion.roles)],
     execute: Annotated[
-        str | None,
-        Option("--exec", help="Command to run for each task; without it, the first task is shown and given back."),
+        str | None, Option("--exec", help="Command to run for each task; else the first is shown only.")
     ] = None,
     once: Annotated[bool, Option("--once", help="End after one task.")] = False,
 ) -> None:

@@ -78,9 +78,7 @@ class CheckResult:
 def check(
     ctx: SpaceContext,
     file: Annotated[str, Argument(metavar="FILE", help="What to check; `-` is standard input.")],
-    bundle: Annotated[
-        Path | None, Option(help="A bundle of `tidings agent export`: space, steward and key are its.")
-    ] = None,
+    bundle: Annotated[Path | None, Option(help="Bundle that names the space, the steward and the key.")] = None,
     subject: Annotated[str | None, Option(help="The subject, if the file does not say it.")] = None,
     space_id: Annotated[str | None, Option(help="Public key of the space (A...).")] = None,
     steward_key: Annotated[str | None, Option(help="Public key of the steward (U...).")] = None,
