@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from tidings.admin.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
 from tidings.cli import output
+from tidings.cli.connection import administer
 from tidings.cli.context import (
     Context,
     Group,
@@ -22,9 +22,12 @@ from tidings.cli.context import (
     YesOption,
     seconds,
 )
-from tidings.errors import ConflictError, StoreError, UsageError
+from tidings.errors import ConflictError, StoreError, UnreachableError, UsageError
 from tidings.wire.names import check_agent_name
 from tidings.wire.times import moment
+
+if TYPE_CHECKING:
+    from tidings.admin.administration import Administrator
 
 app = Group(help="Add, list, change and revoke the agents of a space.")
 
@@ -64,7 +67,7 @@ def add(
     """
     agent = _described(ctx, name, read, post, manage, role, description, file)
     lifetime = lifetime_of(expires) or 0
-    granted = asyncio.run(_administered(ctx, f"adding {agent.name}", lambda admin: admin.add(agent, lifetime=lifetime)))
+    granted = administer(ctx, f"adding {agent.name}", lambda admin: admin.add(agent, lifetime=lifetime))
     creds = ctx.home.agent_creds(agent.name)
     ctx.end_if_json({**_public(granted.row), "creds": str(creds)})
     output.say(f"agent {agent.name} may read {listed(agent.read)} and post to {listed(agent.post)}")
@@ -128,13 +131,6 @@ def _changed(
     return replace(agent, **changes).checked()
 
 
-async def _administered(ctx: Context, purpose: str, act: Any) -> Any:
-    from tidings.admin.administration import administer
-
-    async with administer(ctx.home, purpose) as admin:
-        return await act(admin)
-
-
 def _public(row: Issued) -> dict[str, Any]:
     return {
         "name": row.name,
@@ -185,7 +181,7 @@ def show(ctx: SpaceContext, name: NameArgument) -> None:
     """
     row = _row(ctx, name)
     path = ctx.home.agents / f"{name}.md"
-    facts = {**_public(row), "channels": asyncio.run(_channels(ctx, row)), "file": str(path)}
+    facts = {**_public(row), "channels": _channels(ctx, row), "file": str(path)}
     ctx.end_if_json(facts)
     output.table(("what", "value"), list(facts.items()), empty="")
     _say_withheld(row)
@@ -207,22 +203,22 @@ def _row(ctx: Context, name: str) -> Issued:
     return row
 
 
-async def _channels(ctx: Context, row: Issued) -> list[str] | None:
+def _channels(ctx: Context, row: Issued) -> list[str] | None:
     """What the agent is in, or None when the space is not running."""
-    from tidings.admin.administration import administer
-    from tidings.errors import UnreachableError
+
+    async def find(admin: Administrator) -> list[str]:
+        offset: int | None = 0
+        while offset is not None:
+            page = await admin.ask("table", offset=offset)
+            if row.id in page["table"]["members"]:
+                return sorted(page["table"]["members"][row.id])
+            offset = page["next"]
+        return []
 
     try:
-        async with administer(ctx.home, f"showing {row.name}") as admin:
-            offset: int | None = 0
-            while offset is not None:
-                page = await admin.ask("table", offset=offset)
-                if row.id in page["table"]["members"]:
-                    return sorted(page["table"]["members"][row.id])
-                offset = page["next"]
+        return administer(ctx, f"showing {row.name}", find)
     except UnreachableError:
         return None
-    return []
 
 
 @app.command("access")
@@ -258,12 +254,10 @@ def access(
         wanted = _changed(current, read, post, manage, role)
     # saying what it may post, even that it is nothing, ends what was withheld for a flood
     restore = post is not None or file is not None
-    granted = asyncio.run(
-        _administered(
-            ctx,
-            f"changing {name}",
-            lambda admin: admin.set_access(name, wanted, restore=restore, lifetime=lifetime_of(expires)),
-        )
+    granted = administer(
+        ctx,
+        f"changing {name}",
+        lambda admin: admin.set_access(name, wanted, restore=restore, lifetime=lifetime_of(expires)),
     )
     ctx.end_if_json({**_public(granted.row), "closed": granted.closed, "note": granted.note, "untold": granted.untold})
     output.say(f"agent {name} may read {listed(wanted.read)} and post to {listed(wanted.post)} ({granted.note})")
@@ -297,7 +291,7 @@ def revoke(ctx: SpaceContext, name: NameArgument, yes: YesOption = False) -> Non
     """
     _row(ctx, name)
     output.confirm(yes, f"Revoke {name} in space {ctx.home.name}? This cannot be undone.")
-    granted = asyncio.run(_administered(ctx, f"revoking {name}", lambda admin: admin.revoke(name)))
+    granted = administer(ctx, f"revoking {name}", lambda admin: admin.revoke(name))
     ctx.end_if_json({**_public(granted.row), "note": granted.note, "untold": granted.untold})
     came = f", but {granted.untold}" if granted.untold else " and its connection is cut"
     output.say(f"agent {name} is revoked{came}{'; ' + granted.note if granted.note else ''}")
@@ -325,9 +319,7 @@ def rotate(
             f"{held}. Let it read first (`tidings inbox --as {name}`), or give that up with "
             f"`tidings agent rotate {name} --drop-unread`"
         )
-    granted = asyncio.run(
-        _administered(ctx, f"rotating {name}", lambda admin: admin.rotate(name, drop_unread=drop_unread))
-    )
+    granted = administer(ctx, f"rotating {name}", lambda admin: admin.rotate(name, drop_unread=drop_unread))
     dropped = "; ".join(each for each in (granted.note, held and f"{held} in the inbox of the host") if each)
     ctx.end_if_json({**_public(granted.row), "dropped": dropped, "untold": granted.untold})
     came = f"void, but {granted.untold}" if granted.untold else "cut"

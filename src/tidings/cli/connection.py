@@ -24,6 +24,7 @@ from tidings.errors import ConfigError, HostUnreachable, OutcomeUnknown, UsageEr
 from tidings.wire.ids import is_message_id, new_id
 
 if TYPE_CHECKING:
+    from tidings.admin.administration import Administrator
     from tidings.admin.identity import Identity
     from tidings.client.endpoint import Endpoint
     from tidings.client.host_endpoint import HostEndpoint
@@ -87,6 +88,17 @@ def ask_host(home: Path, doing: Callable[[HostClient], Awaitable[T]]) -> T:
             return await doing(host)
         finally:
             host.close()
+
+    return asyncio.run(run())
+
+
+def administer(ctx: Context, purpose: str, doing: Callable[[Administrator], Awaitable[T]]) -> T:
+    """Do something as the operator of the space."""
+    from tidings.admin.administration import administer as administering
+
+    async def run() -> T:
+        async with administering(ctx.home, purpose) as admin:
+            return await doing(admin)
 
     return asyncio.run(run())
 

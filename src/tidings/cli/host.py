@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +14,7 @@ from typer import Option
 from tidings.cli import output, systemd
 from tidings.cli.context import Group, HomeContext, PlainHomeContext
 from tidings.cli.systemd import Unit
-from tidings.errors import ConfigError, HostRuns, HostUnreachable, PrerequisiteMissing, TidingsError, UnhealthyError
+from tidings.errors import HostUnreachable, PrerequisiteMissing, TidingsError, UnhealthyError
 
 app = Group(help="The host: sends and receives for the agents of this machine.")
 START_SECONDS = 30.0
@@ -68,28 +65,19 @@ def _run(home: Path) -> None:
 
 
 def _detach(home: Path) -> None:
+    from tidings.cli.running import start_process
     from tidings.util.private_files import private_dir
 
     private_dir(home)
-    said = private_dir(home / "logs") / "host.out"
-    with said.open("w") as file:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "tidings.cli", "host", "up", "--foreground", "--home", str(home)],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-            cwd="/",
-        )
-    try:
-        with output.working("starting the host"):
-            _wait_until_it_answers(home, child, said)
-    except BaseException:
-        if child.poll() is None:
-            child.terminate()
-            child.wait(STOP_SECONDS)
-        raise
-    _say_it_runs(home, child.pid)
+    pid = start_process(
+        "the host",
+        ["host", "up", "--foreground", "--home", str(home)],
+        private_dir(home / "logs") / "host.out",
+        lambda pid: _answering(home) == pid,
+        lambda words: words or "it said nothing",
+        within=START_SECONDS,
+    )
+    _say_it_runs(home, pid)
 
 
 def _start_unit(home: Path, unit: Unit) -> None:
@@ -136,21 +124,6 @@ async def _status(home: Path) -> tuple[dict[str, Any], str | None] | None:
         host.close()
 
 
-def _wait_until_it_answers(home: Path, child: subprocess.Popen[bytes], said: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if child.poll() is not None:
-            words = said.read_text().strip().splitlines() or ["it said nothing"]
-            kind = HostRuns if child.returncode == HostRuns.exit_code else TidingsError
-            error = kind(words[-1].removeprefix("tidings: "))
-            error.exit_code = child.returncode or 1  # type: ignore[misc]
-            raise error
-        if _answering(home) == child.pid:
-            return
-        time.sleep(0.05)
-    raise TidingsError(f"the host did not answer within {START_SECONDS:.0f} s; see {home / 'logs' / 'host.log'}")
-
-
 @app.command("down")
 def down(ctx: PlainHomeContext) -> None:
     """Stop the host. What it holds stays on disk, and goes on when it runs again.
@@ -158,6 +131,8 @@ def down(ctx: PlainHomeContext) -> None:
     Example:
       tidings host down
     """
+    from tidings.cli.running import stop_process
+
     home = ctx.home.home
     unit = systemd.host_unit(home)
     by_systemd = systemd.takes(unit) and systemd.is_up(unit)
@@ -168,20 +143,9 @@ def down(ctx: PlainHomeContext) -> None:
         output.say(f"no host of {home} runs")
         return
     if pid is not None:
-        _end(home, pid)
+        stop_process("the host", pid, lambda: _pid(home) is not None, STOP_SECONDS)
     output.say("the host is down; what it holds stays on disk")
     output.hint("tidings host up")
-
-
-def _end(home: Path, pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGTERM)
-    except PermissionError as error:
-        raise ConfigError(f"the host of {home} runs as another user (pid {pid}); stop it as that user") from error
-    except ProcessLookupError:
-        pass
-    with output.working("stopping the host"):
-        _wait_until_gone(home, pid)
 
 
 def _pid(home: Path) -> int | None:
@@ -189,16 +153,6 @@ def _pid(home: Path) -> int | None:
     from tidings.util.private_files import lock_pid
 
     return lock_pid(home / "run" / "host.lock")
-
-
-def _wait_until_gone(home: Path, pid: int) -> None:
-    from tidings.cli.running import _lives
-
-    deadline = time.monotonic() + STOP_SECONDS
-    while _pid(home) is not None or _lives(pid):
-        if time.monotonic() > deadline:
-            raise TidingsError(f"the host (pid {pid}) did not stop within {STOP_SECONDS:.0f} s")
-        time.sleep(0.02)
 
 
 # --- how it is ---

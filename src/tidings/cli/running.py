@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -198,11 +200,7 @@ async def _announce(ctx: Context) -> None:
         await asyncio.sleep(0.1)
     info = ctx.home.read_info()
     output.say(f"space {info.name} is up at {info.addresses}; you are {ctx.agent}. Ctrl-C stops it.")
-    output.hint(f"tidings status{_space_flag(ctx)}")
-
-
-def _space_flag(ctx: Context) -> str:
-    return "" if ctx.home.name == "main" else f" --space {ctx.home.name}"
+    output.hint("tidings status")
 
 
 def _detach(
@@ -214,7 +212,7 @@ def _detach(
     elsewhere: dict[str, Any],
 ) -> None:
     ctx.home.make()
-    command = [sys.executable, "-m", "tidings.cli", "up", "--space", ctx.home.name, "--home", str(ctx.home.home)]
+    command = ["up", "--space", ctx.home.name, "--home", str(ctx.home.home)]
     command += ["--open"] if open_space else []
     command += ["--port", str(port)] if port else []
     if certificate is not None:
@@ -225,27 +223,15 @@ def _detach(
         command += ["--operator-key", elsewhere["operator_key"][0], "--system-creds", elsewhere["operator_key"][1]]
     # the child stands elsewhere, so a tidings.toml here would not be read again: it gets every setting as it is now
     resolved = {f"TIDINGS_{each.name.upper()}": each.value for each in ctx.settings.all() if each.value}
-    said = ctx.home.logs / "up.out"
-    with _opened(ctx, said) as file:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-            cwd="/",
-            env=os.environ | resolved,
-        )
-    try:
-        with output.working(f"starting space {ctx.home.name}"):
-            _wait_until_ready(ctx, child, said)
-    except BaseException:
-        if child.poll() is None:
-            child.terminate()
-            child.wait(STOP_TIMEOUT)
-        raise
+
+    def is_ready(pid: int) -> bool:
+        state = ctx.home.read_state()
+        return state.get("pid") == pid and state.get("phase") == "ready"
+
+    space, said = f"space {ctx.home.name}", ctx.home.logs / "up.out"
+    pid = start_process(space, command, said, is_ready, lambda words: _why_it_ended(ctx, words), env=resolved)
     info = ctx.home.read_info()
-    output.say(f"space {info.name} is up at {info.addresses} (pid {child.pid}); you are {ctx.agent}")
+    output.say(f"space {info.name} is up at {info.addresses} (pid {pid}); you are {ctx.agent}")
     if info.replicas > 1:
         from tidings.admin.external import danger_of_replicas
 
@@ -253,39 +239,81 @@ def _detach(
     pipeline = ctx.home.read_state().get("pipeline") or {}
     if pipeline.get("phase") == "unavailable":
         output.say(str(pipeline["why"]))
-    output.hint(f"tidings status{_space_flag(ctx)}")
+    output.hint("tidings status")
 
 
-def _opened(ctx: Context, path: Path) -> IO[str]:
+def start_process(
+    what: str,
+    command: Sequence[str],
+    said: Path,
+    is_ready: Callable[[int], bool],
+    explain: Callable[[str], str],
+    *,
+    env: Mapping[str, str] = MappingProxyType({}),
+    within: float = DETACH_TIMEOUT,
+) -> int:
+    """Runs `tidings` with `command` in the background and waits until `is_ready` says so. Returns its process id.
+
+    What it prints goes to the file `said`. If it ends early, `explain` makes an error of its last line.
+    """
     try:
-        return path.open("w")
+        file = said.open("w")
     except OSError as error:
-        raise ConfigError(f"space {ctx.home.name} did not start: cannot write {path}: {error.strerror}") from error
+        raise ConfigError(f"{what} did not start: cannot write {said}: {error.strerror}") from error
+    with file:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tidings.cli", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            cwd="/",
+            env=os.environ | env,
+        )
+    deadline = time.monotonic() + within
+    try:
+        with output.working(f"starting {what}"):
+            while not is_ready(child.pid):
+                if child.poll() is not None:
+                    last = (said.read_text().strip().splitlines() or [""])[-1]
+                    ended = TidingsError(explain(last.removeprefix("tidings: ")))
+                    ended.exit_code = child.returncode or 1  # type: ignore[misc]
+                    raise ended
+                if time.monotonic() > deadline:
+                    raise TidingsError(f"{what} was not ready within {within:.0f} s; see {said.with_suffix('.log')}")
+                time.sleep(0.05)
+    except BaseException:
+        if child.poll() is None:
+            child.terminate()
+            child.wait(STOP_TIMEOUT)
+        raise
+    return child.pid
 
 
-def _wait_until_ready(ctx: Context, child: subprocess.Popen[bytes], said: Path) -> None:
-    deadline = time.monotonic() + DETACH_TIMEOUT
-    while time.monotonic() < deadline:
-        state = ctx.home.read_state()
-        if state.get("pid") == child.pid and state.get("phase") == "ready":
-            return
-        if child.poll() is not None:
-            error = TidingsError(_why_it_ended(ctx, said.read_text()))
-            error.exit_code = child.returncode or 1  # type: ignore[misc]
-            raise error
-        time.sleep(0.05)
-    raise TidingsError(f"space {ctx.home.name} was not ready within {DETACH_TIMEOUT:.0f} s; see `tidings logs up`")
+def stop_process(what: str, pid: int, is_locked: Callable[[], bool], within: float = STOP_TIMEOUT) -> None:
+    """Ends a process of this user, and waits until it is gone and has left its lock."""
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except PermissionError as error:
+        raise ConfigError(f"{what} runs as another user (pid {pid}); stop it as that user") from error
+    except ProcessLookupError:
+        pass
+    deadline = time.monotonic() + within
+    with output.working(f"stopping {what}"):
+        while is_locked() or _lives(pid):
+            if time.monotonic() > deadline:
+                raise TidingsError(f"{what} (pid {pid}) did not stop within {within:.0f} s")
+            time.sleep(0.05)
 
 
-def _why_it_ended(ctx: Context, said: str) -> str:
+def _why_it_ended(ctx: Context, words: str) -> str:
     """Its last words; on a full disk it could not write any, or not to their end."""
     from tidings.server.disk import DiskReserve
 
-    words = (said.strip().splitlines() or [""])[-1].removeprefix("tidings: ")
     room = DiskReserve(ctx.home.store).look()
     if room.is_short:
         return f"space {ctx.home.name} did not start: {room}; make room and start it again" + (words and f" ({words})")
-    return words or f"space {ctx.home.name} did not start and said nothing: `tidings logs up{_space_flag(ctx)}`"
+    return words or f"space {ctx.home.name} did not start and said nothing: `tidings logs up`"
 
 
 def down(ctx: PlainSpaceContext) -> None:
@@ -302,26 +330,9 @@ def down(ctx: PlainSpaceContext) -> None:
     if pid is None:
         output.say(f"space {ctx.home.name} is not running")
         return
-    try:
-        os.kill(pid, signal.SIGTERM)
-    except PermissionError as error:
-        raise ConfigError(f"space {ctx.home.name} runs as another user (pid {pid}); stop it as that user") from error
-    except ProcessLookupError:
-        pass
-    with output.working(f"stopping space {ctx.home.name}"):
-        _wait_until_gone(ctx, pid)
+    stop_process(f"space {ctx.home.name}", pid, lambda: lock_pid(ctx.home.up_lock) is not None)
     output.say(f"space {ctx.home.name} is down")
-    output.hint(f"tidings up --detach{_space_flag(ctx)}")
-
-
-def _wait_until_gone(ctx: Context, pid: int) -> None:
-    from tidings.util.private_files import lock_pid
-
-    deadline = time.monotonic() + STOP_TIMEOUT
-    while lock_pid(ctx.home.up_lock) is not None or _lives(pid):
-        if time.monotonic() > deadline:
-            raise TidingsError(f"space {ctx.home.name} (pid {pid}) did not stop within {STOP_TIMEOUT:.0f} s")
-        time.sleep(0.05)
+    output.hint("tidings up --detach")
 
 
 def _lives(pid: int) -> bool:

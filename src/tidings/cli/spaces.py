@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from tidings.cli import output, systemd
 from tidings.cli.completion import among
+from tidings.cli.connection import administer
 from tidings.cli.context import (
     Context,
     Group,
@@ -78,7 +79,7 @@ def show(ctx: SpaceContext) -> None:
       tidings space show
       tidings space show --space lab --json
     """
-    answer = asyncio.run(_ask(ctx, "table"))
+    answer = _ask(ctx, "table")
     settings = answer["table"]["space"]
     ctx.end_if_json(settings)
     rows = [(key, value) for key, value in _flat(settings).items() if key in SETTINGS]
@@ -107,7 +108,7 @@ def set_settings(
       tidings space set class=live
       tidings space set keep_age=7d archive=off
     """
-    answer = asyncio.run(_ask(ctx, "space_set", **parse_settings(assignments)))
+    answer = _ask(ctx, "space_set", **parse_settings(assignments))
     ctx.end_if_json(answer["space"])
     kept = ", ".join(f"{name} {value}" for name, value in _flat(answer["space"]).items() if name in SETTINGS and value)
     output.say(f"space {ctx.home.name} changed at sequence {answer['seq']}: {kept}")
@@ -145,11 +146,8 @@ def _one_of(name: str, value: str, choices: dict[str, Any]) -> Any:
     return choices[value]
 
 
-async def _ask(ctx: Context, do: str, **arguments: Any) -> dict[str, Any]:
-    from tidings.admin.administration import administer
-
-    async with administer(ctx.home, f"space {do}") as admin:
-        return await admin.ask(do, **arguments)
+def _ask(ctx: Context, do: str, **arguments: Any) -> dict[str, Any]:
+    return administer(ctx, f"space {do}", lambda admin: admin.ask(do, **arguments))
 
 
 @app.command("acknowledge")
@@ -159,7 +157,7 @@ def acknowledge(ctx: PlainSpaceContext) -> None:
     Example:
       tidings space acknowledge
     """
-    count = asyncio.run(_ask(ctx, "acknowledge"))["acknowledged"]
+    count = _ask(ctx, "acknowledge")["acknowledged"]
     output.say(f"acknowledged {count} problem{'' if count == 1 else 's'} of space {ctx.home.name}")
     output.hint("tidings status")
 
@@ -171,17 +169,11 @@ def rotate_key(ctx: PlainSpaceContext) -> None:
     Example:
       tidings space rotate-key
     """
-    answer = asyncio.run(_rotate_key(ctx))
-    output.say(f"from sequence {answer['seq']} on the steward of {ctx.home.name} signs with {answer['steward_key']}")
-    output.hint("tidings status")
-
-
-async def _rotate_key(ctx: Context) -> dict[str, Any]:
-    from tidings.admin.administration import administer
     from tidings.admin.rotation import rotate_signing_key
 
-    async with administer(ctx.home, "rotating the steward's signing key") as admin:
-        return await rotate_signing_key(admin)
+    answer = administer(ctx, "rotating the steward's signing key", rotate_signing_key)
+    output.say(f"from sequence {answer['seq']} on the steward of {ctx.home.name} signs with {answer['steward_key']}")
+    output.hint("tidings status")
 
 
 @app.command("install")
@@ -323,16 +315,13 @@ def rotate_role(
     if (finish or now) and role != "authority":
         raise UsageError(f"--finish and --now are for the authority: `tidings keys rotate {role}` is one step")
     ctx.home.read_info()
-    said, facts = _authority(ctx, finish, now) if role == "authority" else asyncio.run(_role(ctx, role))
+    if role == "authority":
+        said, facts = _authority(ctx, finish, now)
+    else:
+        rotate = _pipeline if role == "pipeline" else _steward
+        said, facts = administer(ctx, f"rotating the key of the {role}", rotate)
     output.data({"role": role, **facts}) if ctx.as_json else output.say(said)
     output.hint("tidings status")
-
-
-async def _role(ctx: Context, role: str) -> tuple[str, dict[str, Any]]:
-    from tidings.admin.administration import administer
-
-    async with administer(ctx.home, f"rotating the key of the {role}") as admin:
-        return await (_pipeline(admin) if role == "pipeline" else _steward(admin))
 
 
 async def _pipeline(admin: Administrator) -> tuple[str, dict[str, Any]]:
