@@ -40,7 +40,7 @@ def config(ctx: SpaceContext) -> None:
         | ({"ignored": found.notes} if found.notes else {})
     )
     rows = [(each.name, each.value, each.source, each.meaning) for each in settings]
-    output.table(("setting", "value", "source", "meaning"), rows, empty="")
+    output.table(("setting", "value", "source", "meaning"), rows)
     output.hint("tidings doctor")
 
 

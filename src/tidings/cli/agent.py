@@ -65,7 +65,8 @@ def add(
       tidings agent add --file agents/ada.md             card and access from its front matter
       tidings agent add far --expires 7d                 renewed by itself, unless it was away for so long
     """
-    agent = _described(ctx, name, read, post, manage, role, description, file)
+    rights = named_rights(read, post, manage, role)
+    agent = _described(ctx, name, file, rights | ({"description": description} if description else {}))
     lifetime = lifetime_of(expires) or 0
     granted = administer(ctx, f"adding {agent.name}", lambda admin: admin.add(agent, lifetime=lifetime))
     creds = ctx.home.agent_creds(agent.name)
@@ -85,16 +86,16 @@ def lifetime_of(expires: str | None) -> int | None:
     return wanted
 
 
-def _described(
-    ctx: Context,
-    name: str | None,
-    read: list[str] | None,
-    post: list[str] | None,
-    manage: list[str] | None,
-    role: list[str] | None,
-    description: str,
-    file: Path | None,
-) -> AgentFile:
+def named_rights(
+    read: list[str] | None, post: list[str] | None, manage: list[str] | None, role: list[str] | None
+) -> dict[str, Any]:
+    """The rights that were named, as fields of an agent file. What was not named is not in it."""
+    patterns = {"read": read, "post": post, "manage": manage}
+    rights = {name: as_patterns(each) for name, each in patterns.items() if each is not None}
+    return rights if role is None else {**rights, "roles": tuple(dict.fromkeys(role))}
+
+
+def _described(ctx: Context, name: str | None, file: Path | None, changes: dict[str, Any]) -> AgentFile:
     if file is not None:
         try:
             agent = parse_agent_file(file.read_text(), str(file))
@@ -107,27 +108,6 @@ def _described(
         agent = AgentFile(name, read=everything, post=everything)
     else:
         raise UsageError("name the agent, or give its file: `tidings agent add NAME` or `--file FILE`")
-    return _changed(agent, read, post, manage, role, description)
-
-
-def _changed(
-    agent: AgentFile,
-    read: list[str] | None,
-    post: list[str] | None,
-    manage: list[str] | None,
-    role: list[str] | None,
-    description: str = "",
-) -> AgentFile:
-    """The agent with the rights that were named; what was not named stays."""
-    changes: dict[str, Any] = {
-        key: as_patterns(values)
-        for key, values in (("read", read), ("post", post), ("manage", manage))
-        if values is not None
-    }
-    if role is not None:
-        changes["roles"] = tuple(dict.fromkeys(role))
-    if description:
-        changes["description"] = description
     return replace(agent, **changes).checked()
 
 
@@ -183,7 +163,7 @@ def show(ctx: SpaceContext, name: NameArgument) -> None:
     path = ctx.home.agents / f"{name}.md"
     facts = {**_public(row), "channels": _channels(ctx, row), "file": str(path)}
     ctx.end_if_json(facts)
-    output.table(("what", "value"), list(facts.items()), empty="")
+    output.table(("what", "value"), list(facts.items()))
     _say_withheld(row)
     if path.exists() and (persona := parse_agent_file(path.read_text(), str(path)).persona):
         output.line(f"\n{persona}")
@@ -240,7 +220,8 @@ def access(
       tidings agent access ada --post ''                      may post nowhere
     """
     row = _row(ctx, name)
-    if all(given is None for given in (read, post, manage, role, file, expires)):
+    rights = named_rights(read, post, manage, role)
+    if not rights and file is None and expires is None:
         output.data(_public(row)) if ctx.as_json else _show_access(row)
         return
     current = AgentFile(name, row.roles, "", row.read, row.post, row.manage)
@@ -248,10 +229,7 @@ def access(
     if path.exists():
         kept = parse_agent_file(path.read_text(), str(path))
         current = replace(current, description=kept.description, persona=kept.persona, extra=kept.extra)
-    if file:
-        wanted = _described(ctx, name, read, post, manage, role, "", file)
-    else:
-        wanted = _changed(current, read, post, manage, role)
+    wanted = _described(ctx, name, file, rights) if file else replace(current, **rights).checked()
     # saying what it may post, even that it is nothing, ends what was withheld for a flood
     restore = post is not None or file is not None
     granted = administer(
@@ -273,11 +251,8 @@ def access(
 
 
 def _show_access(row: Issued) -> None:
-    output.table(
-        ("right", "patterns"),
-        [("read", row.read), ("post", row.post), ("manage", row.manage), ("roles", row.roles)],
-        empty="",
-    )
+    rights = [("read", row.read), ("post", row.post), ("manage", row.manage), ("roles", row.roles)]
+    output.table(("right", "patterns"), rights)
     _say_withheld(row)
     output.hint(f"tidings agent access {row.name} --read general")
 

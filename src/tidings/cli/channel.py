@@ -64,7 +64,7 @@ def info(ctx: DirectContext, channel: ChannelArgument) -> None:
     facts = act(ctx, lambda agent: agent.channel_info(channel))
     facts.pop("ok", None)
     ctx.end_if_json(facts)
-    output.table(("what", "value"), _info_rows(facts), empty="")
+    output.table(("what", "value"), _info_rows(facts))
     output.hint(f"tidings history {channel}")
 
 

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from tidings.admin.agents import as_patterns
 from tidings.cli import output
-from tidings.cli.agent import DEFAULT_CHANNEL, ManageOption, PostOption, ReadOption, RoleOption, lifetime_of, listed
+from tidings.cli.agent import (
+    DEFAULT_CHANNEL,
+    ManageOption,
+    PostOption,
+    ReadOption,
+    RoleOption,
+    lifetime_of,
+    listed,
+    named_rights,
+)
 from tidings.cli.context import Context, Group, HomeContext, SpaceContext, seconds
 from tidings.errors import UsageError
 from tidings.wire.names import check_agent_name
@@ -52,13 +60,26 @@ def invite(
       tidings invite --uses 5                              five agents, each with a name of its own choice
       tidings invite bob --url tls://broker.example:4222   reached by another name than this machine knows
     """
-    if replace and (name is None or any(given is not None for given in (read, post, manage, role, agent_expires))):
+    from tidings.admin.invitations import Invitation
+
+    rights = named_rights(read, post, manage, role)
+    if replace and (name is None or rights or agent_expires is not None):
         raise UsageError(
             "--replace is for an agent that exists, with the rights it has: `tidings invite NAME --replace`"
         )
-    promised = None if replace else _promised(ctx, name, read, post, manage, role, description, uses, agent_expires)
+    everything = (">",) if ctx.home.read_info().open else DEFAULT_CHANNEL
+    promised = Invitation(
+        id="",
+        issued=0,
+        expires=0,
+        uses=uses,
+        name=(name or "") if replace or name is None else check_agent_name(name),
+        description=description,
+        lifetime=lifetime_of(agent_expires) or 0,
+        **{"read": everything, "post": everything, **rights},
+    )
     holds = seconds("--expires", expires)
-    made, line, info = asyncio.run(_invite(ctx, promised or str(name), holds, url))
+    made, line, info = asyncio.run(_invite(ctx, promised, holds, url, replace=replace))
     ctx.end_if_json({**_public(made), "line": line})
     whom = made.name or (f"{uses} agents" if uses > 1 else "an agent")
     output.say(
@@ -72,42 +93,15 @@ def invite(
     output.hint("tidings invitation list")
 
 
-def _promised(
-    ctx: Context,
-    name: str | None,
-    read: list[str] | None,
-    post: list[str] | None,
-    manage: list[str] | None,
-    role: list[str] | None,
-    description: str,
-    uses: int,
-    agent_expires: str | None,
-) -> Invitation:
-    from tidings.admin.invitations import Invitation
-
-    everything = (">",) if ctx.home.read_info().open else DEFAULT_CHANNEL
-    return Invitation(
-        id="",
-        issued=0,
-        expires=0,
-        uses=uses,
-        name=check_agent_name(name) if name is not None else "",
-        read=everything if read is None else as_patterns(read),
-        post=everything if post is None else as_patterns(post),
-        manage=as_patterns(manage or ()),
-        roles=tuple(dict.fromkeys(role or ())),
-        description=description,
-        lifetime=lifetime_of(agent_expires) or 0,
-    )
-
-
-async def _invite(ctx: Context, promised: Invitation | str, holds: int, url: str | None) -> tuple[Invitation, str, Any]:
+async def _invite(
+    ctx: Context, promised: Invitation, holds: int, url: str | None, *, replace: bool
+) -> tuple[Invitation, str, Any]:
     from tidings.admin.administration import administer
     from tidings.admin.inviting import Inviter, reach_of
 
     async with administer(ctx.home, "inviting an agent") as admin:
         inviter = Inviter(admin)
-        wanted = inviter.replacing(promised, 1) if isinstance(promised, str) else promised
+        wanted = inviter.replacing(promised.name, 1) if replace else promised
         made, line = inviter.invite(wanted, holds, reach_of(admin, url))
         return made, str(line), admin.info
 

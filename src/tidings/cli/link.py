@@ -132,7 +132,7 @@ def show(
     if not by_worker:
         _add_pushes(ctx, [facts])
     ctx.end_if_json({**facts, "shown": link_words.state(facts), "worker": by_worker})
-    output.table(("what", "value"), link_words.rows(facts, time.time()), empty="")
+    output.table(("what", "value"), link_words.rows(facts, time.time()))
     if not by_worker and facts["takes"]:
         output.say(NOBODY)
     if by_worker and answer["steward"]:
@@ -506,7 +506,7 @@ def quarantine_show(ctx: SpaceContext, name: LinkArgument, seq: SeqArgument, lif
     payload = base64.b64decode(record.pop("payload"))
     record["since"] = link_words.moment(record["since"])
     record["said_at"] = link_words.moment(record["said_at"])
-    output.table(("what", "value"), record.items(), empty="")
+    output.table(("what", "value"), record.items())
     output.line()
     output.line(_readable(payload))
     output.hint(f"tidings link quarantine retry {name_of(row)} {seq}")

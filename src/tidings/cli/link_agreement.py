@@ -71,7 +71,25 @@ def invite(
       tidings link invite acme --share announcements --take 'team.>=acme.team.>' --until 90d
       tidings invitation list                                  and `invitation revoke acme` takes it back
     """
-    terms = _terms(name, share, take, both, until, hops, direct=direct, roster=roster, tasks=tasks)
+    from tidings.admin.link_inviting import LinkTerms
+    from tidings.wire.links import MOST_HOPS
+
+    if not 1 <= hops <= MOST_HOPS:
+        raise UsageError(f"a message comes over 1 to {MOST_HOPS} links: `--hops 1`")
+    common = as_patterns(both or ())
+    takes = channel_names("--take", take)
+    if twice := [each for each in common if each in takes]:
+        raise UsageError(f"{twice[0]} is in --both and in --take: it can have one name here")
+    terms = LinkTerms(
+        shares=tuple(dict.fromkeys((*as_patterns(share or ()), *common))),
+        takes={**takes, **{each: each for each in common}},
+        called=name or "",
+        until=_until(until),
+        hops=hops,
+        direct="on" if direct else "off",
+        roster="on" if roster or direct or tasks else "off",  # who is there has to be known to be reached
+        tasks="on" if tasks else "off",
+    )
     made, line, info = asyncio.run(_invite(ctx, terms, seconds("--expires", expires), url))
     promise = made.link
     assert promise is not None
@@ -87,39 +105,6 @@ def invite(
         )
     output.line(line)
     output.hint("tidings invitation list")
-
-
-def _terms(
-    name: str | None,
-    share: list[str] | None,
-    take: list[str] | None,
-    both: list[str] | None,
-    until: str | None,
-    hops: int,
-    *,
-    direct: bool,
-    roster: bool,
-    tasks: bool,
-) -> LinkTerms:
-    from tidings.admin.link_inviting import LinkTerms
-    from tidings.wire.links import MOST_HOPS
-
-    if not 1 <= hops <= MOST_HOPS:
-        raise UsageError(f"a message comes over 1 to {MOST_HOPS} links: `--hops 1`")
-    common = as_patterns(both or ())
-    takes = channel_names("--take", take)
-    if twice := [each for each in common if each in takes]:
-        raise UsageError(f"{twice[0]} is in --both and in --take: it can have one name here")
-    return LinkTerms(
-        shares=tuple(dict.fromkeys((*as_patterns(share or ()), *common))),
-        takes={**takes, **{each: each for each in common}},
-        called=name or "",
-        until=_until(until),
-        hops=hops,
-        direct="on" if direct else "off",
-        roster="on" if roster or direct or tasks else "off",  # who is there has to be known to be reached
-        tasks="on" if tasks else "off",
-    )
 
 
 def channel_names(option: str, given: list[str] | None, *, both: bool = False) -> dict[str, str]:
@@ -207,7 +192,7 @@ def accept(
     found = asyncio.run(
         accept_link(ctx.home, invited, wishes, lambda proposal: _agree(ctx, proposal, yes=yes), output.say)
     )
-    _report(ctx, found, as_json=ctx.as_json)
+    _report(ctx, found)
 
 
 def _agree(ctx: Context, proposal: Proposal, *, yes: bool) -> None:
@@ -247,23 +232,21 @@ def _nowhere(name: str) -> str:
     )
 
 
-def _report(ctx: Context, found: AcceptedLink, *, as_json: bool) -> None:
+def _report(ctx: Context, found: AcceptedLink) -> None:
     record = found.record
-    if as_json:
-        output.data(
-            {
-                "link": record.link,
-                "space": record.space,
-                "space_id": record.origin,
-                "known_as": found.known_as,
-                "channels": record.channels,
-                "shares": list(record.shares),
-                "until": moment_of(record.until) if record.until else None,
-                "url": found.peer.address,
-                "reached": not record.shares or (bool(found.url) and not found.unreached),
-            }
-        )
-        return
+    ctx.end_if_json(
+        {
+            "link": record.link,
+            "space": record.space,
+            "space_id": record.origin,
+            "known_as": found.known_as,
+            "channels": record.channels,
+            "shares": list(record.shares),
+            "until": moment_of(record.until) if record.until else None,
+            "url": found.peer.address,
+            "reached": not record.shares or (bool(found.url) and not found.unreached),
+        }
+    )
     if found.already:
         output.say("this line was accepted before, and the link is there")
     output.say(

@@ -74,7 +74,7 @@ def show(ctx: AgentContext, message: MessageArgument) -> None:
     facts += [("waits because", printable(each)) for each in waits]
     facts += [("replaced by" if each["row"] > row["row"] else "replaces", each["id"]) for each in chain[:20]]
     facts = [(what, value) for what, value in facts if (what, value) != ("replaces", row["id"])]
-    output.table(("what", "value"), facts, empty="")
+    output.table(("what", "value"), facts)
     output.hint(f"tidings outbox requeue {message}" if row["state"] in ("dead", "cancelled") else "tidings outbox list")
 
 

@@ -126,11 +126,12 @@ def flush() -> None:
     sys.stdout.flush()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "") -> None:
     """Rows for people: drawn on a terminal, tab-separated in a pipe."""
     found = [[_cell(value) for value in row] for row in rows]
     if not found:
-        say(empty)
+        if empty:
+            say(empty)
         return
     if not sys.stdout.isatty():
         line("\t".join(columns))

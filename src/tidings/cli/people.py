@@ -251,4 +251,4 @@ def attention(
 def _show(kept: dict[str, Any]) -> None:
     rows = [("everything", kept["mode"], MODES[kept["mode"]])]
     rows += [(pattern, level, "") for pattern, level in sorted(kept["channels"].items())]
-    output.table(("what", "level", "meaning"), rows, empty="")
+    output.table(("what", "level", "meaning"), rows)

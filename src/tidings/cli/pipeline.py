@@ -201,7 +201,7 @@ def _show(facts: dict[str, Any]) -> None:
         ("last error", figures.get("last_error")),
         ("figures", f"{output.age(facts['figures_at'])} old" if facts["figures_at"] else "none yet"),
     ]
-    output.table(("what", "value"), rows, empty="")
+    output.table(("what", "value"), rows)
     for problem in facts["problems"]:
         output.say(f"problem: {problem}")
     if facts["mode"]:

@@ -69,27 +69,25 @@ def up(
       tidings up --listen 192.0.2.7      agents on other machines too, over TLS: `tidings agent export` for each
       tidings up --listen 0.0.0.0 --ws 0.0.0.0:8443      and inside of websockets, for networks with a web proxy only
       tidings up --listen 0.0.0.0 --cert broker.pem --key broker.key     with a certificate that you have
-      tidings up --space ops --server nats://n1:4222,nats://n2:4222      on a NATS that you run already: says what its
-      administrator must add, and refuses until it is there
-      tidings up --space ops --server nats://n1:4222 --operator-key op.nk --system-creds push.creds     the same, and
-      whoever is revoked is cut at once
+      tidings up --space ops --server nats://n1:4222,nats://n2:4222      on a NATS that you run already
+      tidings up --space ops --server nats://n1:4222 --operator-key op.nk --system-creds push.creds
     """
     if port is not None and not 1 <= port <= 65_535:
         raise UsageError(f"port {port} is not between 1 and 65535")
     left_out = {"pipeline": "off" if no_pipeline else None, "links": "off" if no_links else None}
     ctx = ctx.at(flags={"nats_server": nats_server, "budget": budget, "listen": listen, "ws": ws, **left_out})
-    for name, given in (("listen", listen), ("ws", ws)):
-        _check_listen(given if given is not None else ctx.settings[name] or "off")
-    certificate = _certificate(cert, key)
-    elsewhere = _elsewhere(server, replicas, sync_interval, operator_key, system_creds)
+    for name, address in (("listen", listen), ("ws", ws)):
+        _check_listen(address if address is not None else ctx.settings[name] or "off")
+    given: dict[str, Any] = {"open_space": open_space, "port": port, "certificate": _certificate(cert, key)}
+    given |= _elsewhere(server, replicas, sync_interval, operator_key, system_creds)
     checked_budget(ctx)
     for name in left_out:
         ctx.settings.switch(name)
     ctx.home.check_free()
     if detach:
-        _detach(ctx, open_space=open_space, port=port, certificate=certificate, elsewhere=elsewhere)
+        _detach(ctx, **given)
     else:
-        asyncio.run(_foreground(ctx, open_space=open_space, port=port, certificate=certificate, elsewhere=elsewhere))
+        asyncio.run(_foreground(ctx, given))
 
 
 def _elsewhere(
@@ -143,14 +141,7 @@ def checked_budget(ctx: Context) -> int | None:
     return wanted
 
 
-async def _foreground(
-    ctx: Context,
-    *,
-    open_space: bool,
-    port: int | None,
-    certificate: tuple[str, str] | None,
-    elsewhere: dict[str, Any],
-) -> None:
+async def _foreground(ctx: Context, given: dict[str, Any]) -> None:
     from tidings.supervisor.children import log_to
     from tidings.supervisor.supervisor import Supervisor, UpOptions
 
@@ -158,18 +149,15 @@ async def _foreground(
     log_to(ctx.home.logs / "up.log")
     options = UpOptions(
         person=ctx.agent,
-        open_space=open_space,
-        port=port,
         budget=checked_budget(ctx),
         nats_server=ctx.settings["nats_server"] or None,
         listen=ctx.settings["listen"] or None,
         ws=ctx.settings["ws"] or None,
-        certificate=certificate,
         lease_ttl=ctx.settings.number("lease_ttl") or 3.0,
         presence=ctx.settings.number("presence") or 25.0,
         pipeline=ctx.settings.switch("pipeline"),
         links=ctx.settings.switch("links"),
-        **elsewhere,
+        **given,
     )
     supervisor = Supervisor(ctx.home, options, tell=output.say)
     running = asyncio.create_task(supervisor.run())
@@ -204,12 +192,7 @@ async def _announce(ctx: Context) -> None:
 
 
 def _detach(
-    ctx: Context,
-    *,
-    open_space: bool,
-    port: int | None,
-    certificate: tuple[str, str] | None,
-    elsewhere: dict[str, Any],
+    ctx: Context, *, open_space: bool, port: int | None, certificate: tuple[str, str] | None, **elsewhere: Any
 ) -> None:
     ctx.home.make()
     command = ["up", "--space", ctx.home.name, "--home", str(ctx.home.home)]
@@ -423,10 +406,10 @@ def _show_status(facts: dict[str, Any]) -> None:
     if facts["links"]["said"]:
         rows.append(("links", facts["links"]["said"], output.age(now, now)))
     rows.append(("host", facts["host"]["said"], output.age(now, now)))
-    output.table(("what", "value", "age"), rows, empty="")
+    output.table(("what", "value", "age"), rows)
     if steward["answers"]:
         output.line()
-        output.table(("stream", "records", "bytes", "limit", "consumers"), _stream_rows(steward), empty="")
+        output.table(("stream", "records", "bytes", "limit", "consumers"), _stream_rows(steward))
     for problem in facts["problems"]:
         output.say(f"problem: {problem}")
     if facts["pipeline"].get("mode"):

@@ -83,7 +83,7 @@ def show(ctx: SpaceContext) -> None:
     settings = answer["table"]["space"]
     ctx.end_if_json(settings)
     rows = [(key, value) for key, value in _flat(settings).items() if key in SETTINGS]
-    output.table(("setting", "value"), rows, empty="")
+    output.table(("setting", "value"), rows)
     output.hint("tidings space set class=live")
 
 

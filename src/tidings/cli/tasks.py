@@ -210,7 +210,6 @@ def _list_mail(mail: list[dict[str, Any]], *, is_all: bool) -> None:
             )
             for each in mail
         ],
-        empty="",
     )
     if is_all:
         output.hint(f"tidings dead show {mail[0]['letter']}")
@@ -231,7 +230,7 @@ def show_dead(ctx: AgentContext, letter: LetterArgument) -> None:
     )
     ctx.end_if_json({**{key: value for key, value in found.items() if key != "ok"}, "payload": payload})
     rows = [(key, value) for key, value in found.items() if key != "ok"]
-    output.table(("what", "value"), [*rows, ("payload", on_a_line(payload or ""))], empty="")
+    output.table(("what", "value"), [*rows, ("payload", on_a_line(payload or ""))])
     output.hint(f"tidings dead {'drop' if '@' in found.get('role', '') else 'retry'} {letter}")
 
 
