@@ -32,23 +32,14 @@ def list_channels(ctx: DirectContext) -> None:
     """
     found = act(ctx, lambda agent: agent.channels())
     ctx.end_if_json(found)
-    output.table(
-        ("channel", "joined", "class", "replay", "members", "last", "description"),
-        [
-            (
-                each["channel"],
-                "yes" if each["joined"] else "no",
-                each["class"],
-                "yes" if each["replay"] else "no",
-                each["members"],
-                output.age(each["last"]["time"]) if each["last"] else "never",
-                printable(each.get("description", "")),
-            )
-            for each in found
-        ],
-        empty="no channel has settings or members yet; a channel needs neither to be used",
-    )
+    columns = ("channel", "joined", "class", "replay", "members", "last", "description")
+    rows = [each | {"last": _last(each), "description": printable(each.get("description", ""))} for each in found]
+    output.table(columns, rows, empty="no channel has settings or members yet; a channel needs neither to be used")
     output.hint(f"tidings channels info {found[0]['channel'] if found else 'general'}")
+
+
+def _last(channel: dict[str, Any]) -> str:
+    return output.age(channel["last"]["time"]) if channel["last"] else "never"
 
 
 @app.command("info")

@@ -15,7 +15,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -180,6 +180,10 @@ class Context:
         from tidings.admin.identity import imported_identity
 
         return imported_identity(self.home, self.agent)
+
+    def show_rows(self, answer: Any, columns: Sequence[str], rows: Iterable[output.Row], *, empty: str = "") -> None:
+        """Prints a table, or with --json the answer."""
+        output.data(answer) if self.as_json else output.table(columns, rows, empty=empty)
 
     def end_if_json(self, answer: Any) -> None:
         """With --json prints the answer and ends the command. What follows is for people."""

@@ -14,7 +14,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,14 +51,11 @@ def doctor(ctx: HomeContext, context: typer.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from dataclasses import asdict
-
     findings = list(examine(ctx.home.home, ctx.settings["nats_server"] or None))
-    if ctx.as_json:
-        output.data([asdict(each) for each in findings])
-    else:
-        rows = [(each.what, each.verdict, each.said, each.do) for each in findings]
-        output.table(("what", "verdict", "found", "do"), rows, empty="nothing was checked")
+    rows = [(each.what, each.verdict, each.said, each.do) for each in findings]
+    ctx.show_rows(
+        [asdict(each) for each in findings], ("what", "verdict", "found", "do"), rows, empty="nothing was checked"
+    )
     problems = sum(each.verdict == "problem" for each in findings)
     if problems:
         raise UnhealthyError(f"{problems} thing{'s' if problems > 1 else ''} to mend")
@@ -84,14 +81,8 @@ def security(
     ctx.home.read_info()
     with output.working(f"attacking space {ctx.home.name}"):
         report = asyncio.run(run_security_suite(ctx.home, deep=deep))
-    if ctx.as_json:
-        output.data(report.as_dict())
-    else:
-        output.table(
-            ("finding", "tried", "outcome"),
-            [(each.finding, each.title, each.outcome) for each in report.results],
-            empty="no probe ran",
-        )
+    rows = [(each.finding, each.title, each.outcome) for each in report.results]
+    ctx.show_rows(report.as_dict(), ("finding", "tried", "outcome"), rows, empty="no probe ran")
     if report.broken:
         raise UnhealthyError(f"{len(report.broken)} of {len(report.results)} attacks were not refused")
     if report.cleanup:
@@ -117,14 +108,8 @@ def link(ctx: OutputContext) -> None:
 
     with output.working("linking a space with one that lies"):
         report = asyncio.run(run_link_suite())
-    if ctx.as_json:
-        output.data(report.as_dict())
-    else:
-        output.table(
-            ("finding", "tried", "outcome"),
-            [(each.finding, each.title, each.outcome) for each in report.results],
-            empty="no probe ran",
-        )
+    rows = [(each.finding, each.title, each.outcome) for each in report.results]
+    ctx.show_rows(report.as_dict(), ("finding", "tried", "outcome"), rows, empty="no probe ran")
     if report.broken:
         named = ", ".join(each.name for each in report.broken[:5])
         raise UnhealthyError(
@@ -149,8 +134,6 @@ def connection(
       tidings doctor connection --space main --as far
       tidings doctor connection --bundle far.tidings.json
     """
-    from dataclasses import asdict
-
     from tidings.client.connect_direct import find_identity
     from tidings.client.connection_check import Step, check_connection
 
@@ -160,11 +143,8 @@ def connection(
 
     with output.working("trying one step after the other"):
         found = asyncio.run(steps())
-    if ctx.as_json:
-        output.data([asdict(each) for each in found])
-    else:
-        rows = [(each.what, each.verdict, each.said, each.do) for each in found]
-        output.table(("step", "verdict", "found", "do"), rows, empty="nothing was tried")
+    rows = [(each.what, each.verdict, each.said, each.do) for each in found]
+    ctx.show_rows([asdict(each) for each in found], ("step", "verdict", "found", "do"), rows, empty="nothing was tried")
     if any(each.verdict == "problem" for each in found):
         raise UnhealthyError(f"the step that fails is {next(e.what for e in found if e.verdict == 'problem')}")
     output.hint("tidings who")
@@ -187,11 +167,8 @@ def store(ctx: SpaceContext) -> None:
     ctx.home.read_info()
     with output.working(f"reading the store of {ctx.home.name}"):
         report = asyncio.run(read_store(ctx.home))
-    if ctx.as_json:
-        output.data(report.as_dict())
-    else:
-        rows = [(each.stream, each.first, each.last, each.what) for each in report.found]
-        output.table(("stream", "first", "last", "what"), rows, empty="nothing is damaged or missing")
+    rows = [(each.stream, each.first, each.last, each.what) for each in report.found]
+    ctx.show_rows(report.as_dict(), ("stream", "first", "last", "what"), rows, empty="nothing is damaged or missing")
     if void := report.void.total():
         output.say(f"{void} void message{'' if void == 1 else 's'}, shown to nobody: their senders were told")
     if report.wrong:

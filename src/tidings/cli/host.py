@@ -254,21 +254,14 @@ def _ago(age: float | None) -> str:
 def _show(facts: dict[str, Any]) -> None:
     running = f"pid {facts['pid']}, Tidings {facts['version']}, since {output.age(facts['started'])}"
     output.line(f"host: {running}; {facts['sessions']} sessions, {facts['streams']} followed")
+    rows = [
+        {**agent, "space": space["space"], "agent": agent["name"], "last round trip": _ago(agent["age"])}
+        for space in facts["spaces"]
+        for agent in space["agents"]
+    ]
     output.table(
-        ("space", "agent", "state", "receives", "unread", "notices", "last round trip"),
-        [
-            (
-                space["space"],
-                agent["name"],
-                agent["state"],
-                "yes" if agent["receiving"] else "no",
-                agent["unread"],
-                agent["notices"],
-                _ago(agent["age"]),
-            )
-            for space in facts["spaces"]
-            for agent in space["agents"]
-        ],
+        ("space", "agent", "state", "receiving", "unread", "notices", "last round trip"),
+        rows,
         empty="no agent uses this host yet: `tidings send` or `tidings inbox` makes one of yours known",
     )
     for space in facts["spaces"]:

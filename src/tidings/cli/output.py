@@ -11,9 +11,9 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from tidings.errors import UsageError
 from tidings.wire.times import seconds_of
@@ -26,6 +26,8 @@ COLOURS = {
     "offline": "dim",
 }
 
+
+Row: TypeAlias = Sequence[object] | Mapping[str, object]
 
 #: the flags of this command line that say where and as whom; commands that are named in words repeat them
 _given: dict[str, str] = {}
@@ -126,9 +128,10 @@ def flush() -> None:
     sys.stdout.flush()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "") -> None:
-    """Rows for people: drawn on a terminal, tab-separated in a pipe."""
-    found = [[_cell(value) for value in row] for row in rows]
+def table(columns: Sequence[str], rows: Iterable[Sequence[object] | Mapping[str, object]], *, empty: str = "") -> None:
+    """Rows for people: drawn on a terminal, tab-separated in a pipe. Of a mapping the values named like the columns."""
+    named = ([row[name] for name in columns] if isinstance(row, Mapping) else row for row in rows)
+    found = [[_cell(value) for value in row] for row in named]
     if not found:
         if empty:
             say(empty)
@@ -171,6 +174,8 @@ def working(text: str) -> Iterator[None]:
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "-"
     return "-" if value in (None, "") else str(value)

@@ -176,41 +176,23 @@ def list_dead(ctx: AgentContext) -> None:
         _list_mail(mail, is_all=not found)
     if not found and mail:
         return
-    output.table(
-        ("seq", "role", "asker", "cause", "attempts", "age", "reason"),
-        [
-            (
-                each["seq"],
-                each["role"],
-                each["asker_name"] or each["asker"],
-                each["cause"],
-                each["attempts"],
-                output.age(each["at"]),
-                on_a_line(each["reasons"][-1]) if each["reasons"] else "",
-            )
-            for each in found
-        ],
-        empty="there are no dead letters",
-    )
+    rows = [
+        each | {"asker": each["asker_name"] or each["asker"], "age": output.age(each["at"]), "reason": _reason(each)}
+        for each in found
+    ]
+    columns = ("seq", "role", "asker", "cause", "attempts", "age", "reason")
+    output.table(columns, rows, empty="there are no dead letters")
     output.hint(f"tidings dead show {found[0]['seq']}" if found else "tidings who")
 
 
+def _reason(dead: dict[str, Any]) -> str:
+    return on_a_line(dead["reasons"][-1]) if dead["reasons"] else ""
+
+
 def _list_mail(mail: list[dict[str, Any]], *, is_all: bool) -> None:
-    output.table(
-        ("letter", "from", "channel", "tries", "age", "state", "error"),
-        [
-            (
-                each["letter"],
-                each["sender_name"] or each["sender"],
-                each["channel"] or "",
-                each["attempts"],
-                output.age(each["at"]),
-                each["state"],
-                on_a_line(each["error"]),
-            )
-            for each in mail
-        ],
-    )
+    shown = [each | {"from": each["sender_name"] or each["sender"], "age": output.age(each["at"])} for each in mail]
+    rows = [each | {"error": on_a_line(each["error"])} for each in shown]
+    output.table(("letter", "from", "channel", "attempts", "age", "state", "error"), rows)
     if is_all:
         output.hint(f"tidings dead show {mail[0]['letter']}")
 
