@@ -254,8 +254,8 @@ def outbox_in_file(ctx: Context) -> OutboxFile | None:
     return OutboxFile(home, ctx.home.name, space_id, agent, ctx.agent)
 
 
-def show_receipt(receipt: Receipt, *, as_json: bool) -> None:
-    if as_json:
+def show_receipt(ctx: Context, receipt: Receipt) -> None:
+    if ctx.as_json:
         facts: dict[str, Any] = {"id": receipt.id, "seq": receipt.seq or None, "stage": receipt.stage}
         there = {} if receipt.row is None else {"row": receipt.row, "state": receipt.state}
         output.data(facts | {"warnings": list(receipt.warnings)} | there)

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -184,6 +186,11 @@ class Context:
     def show_rows(self, answer: Any, columns: Sequence[str], rows: Iterable[output.Row], *, empty: str = "") -> None:
         """Prints a table, or with --json the answer."""
         output.data(answer) if self.as_json else output.table(columns, rows, empty=empty)
+
+    def stream(self, answer: Any, text: str) -> None:
+        """Prints one line of several, at once: the text, or with --json the answer."""
+        output.line(json.dumps(answer) if self.as_json else text)
+        sys.stdout.flush()
 
     def end_if_json(self, answer: Any) -> None:
         """With --json prints the answer and ends the command. What follows is for people."""

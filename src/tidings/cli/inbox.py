@@ -6,8 +6,6 @@ While no host runs this command opens the host's file in its place, receives int
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,8 +94,8 @@ def inbox(
             if follow:
                 if unkept is not None:
                     output.say(f"note: {unkept}")
-                return await _follow(agent, wanted, count, as_json=ctx.as_json)
-            found = await _list(agent, wanted, count, patience, as_json=ctx.as_json)
+                return await _follow(ctx, agent, wanted, count)
+            found = await _list(ctx, agent, wanted, count, patience)
         if not found:
             output.say(f"the inbox of {ctx.agent} has nothing" + (" like that" if any(wanted.values()) else ""))
         fresh = [message["row"] for message in found if message["read"] is None]
@@ -115,7 +113,7 @@ def inbox(
         return
     if shown is None:
         _check_without_host(ctx, {"from": sender, "search": search, "follow": follow})
-        shown = _without_host(ctx, channel, patience, count, as_json=ctx.as_json)
+        shown = _without_host(ctx, channel, patience, count)
     _check_met(shown, wait)
 
 
@@ -125,9 +123,7 @@ def _check_met(shown: int, wait: float | None) -> None:
         raise typer.Exit(1)
 
 
-async def _list(
-    agent: HostEndpoint, wanted: dict[str, Any], count: int, wait: float, *, as_json: bool
-) -> list[Message]:
+async def _list(ctx: Context, agent: HostEndpoint, wanted: dict[str, Any], count: int, wait: float) -> list[Message]:
     """Show the newest that is wanted, oldest first, in pages as the host gives them."""
     found = page = await agent.inbox(**wanted, newest=True, limit=min(PAGE, count), wait=wait)
     while page and len(found) < count:
@@ -136,7 +132,7 @@ async def _list(
         found = found + page
     found.sort(key=lambda message: message["row"])
     for message in found:
-        _show(message, as_json=as_json)
+        _show(ctx, message)
     return found
 
 
@@ -147,17 +143,17 @@ def _check_without_host(ctx: Context, given: dict[str, Any]) -> None:
         raise HostUnreachable(f"--{named[0]} needs the host, which keeps mail, and this {why}")
 
 
-def _without_host(ctx: Context, channel: str | None, wait: float, count: int, *, as_json: bool) -> int:
+def _without_host(ctx: Context, channel: str | None, wait: float, count: int) -> int:
     """How many messages were shown."""
     from tidings.host.mailbox import ENDING_PATIENCE, OTHERS_PATIENCE, held_mail, is_wanted
 
     home = ctx.home.home
     try:
         with held_mail(home, ENDING_PATIENCE if is_wanted(home) else OTHERS_PATIENCE):
-            shown, delay = asyncio.run(_show_unread(ctx, channel, wait, count, as_json=as_json))
+            shown, delay = asyncio.run(_show_unread(ctx, channel, wait, count))
     except HostRuns as error:
         output.say(f"note: {error}; nothing is received or marked as read here")
-        shown, delay = _from_file(ctx, channel, count, as_json=as_json), ""
+        shown, delay = _from_file(ctx, channel, count), ""
     if not shown:
         output.say(f"the mailbox of {ctx.agent} is empty")
     if shown < count and delay:
@@ -166,7 +162,7 @@ def _without_host(ctx: Context, channel: str | None, wait: float, count: int, *,
     return shown
 
 
-async def _show_unread(ctx: Context, channel: str | None, wait: float, count: int, *, as_json: bool) -> tuple[int, str]:
+async def _show_unread(ctx: Context, channel: str | None, wait: float, count: int) -> tuple[int, str]:
     """Show what is unread, and what comes meanwhile; it is read once it was shown. How many, and what is late."""
     from tidings.host.mailbox import open_mailbox
 
@@ -174,18 +170,16 @@ async def _show_unread(ctx: Context, channel: str | None, wait: float, count: in
         shown = 0
         try:
             async with mailbox.receive() as endpoint:
-                shown = await _as_it_comes(mailbox, channel, wait, count, as_json=as_json)
+                shown = await _as_it_comes(ctx, mailbox, channel, wait, count)
                 return shown, endpoint.roster.backstop.delay if endpoint.roster.loaded else ""
         except (UnreachableError, AuthRevoked) as error:  # what was kept before needs no space
-            shown += await _as_it_comes(mailbox, channel, None, count - shown, as_json=as_json)
+            shown += await _as_it_comes(ctx, mailbox, channel, None, count - shown)
             if not shown or isinstance(error, AuthRevoked):
                 raise
             return shown, str(error)
 
 
-async def _as_it_comes(
-    mailbox: LocalInbox, channel: str | None, wait: float | None, count: int, *, as_json: bool
-) -> int:
+async def _as_it_comes(ctx: Context, mailbox: LocalInbox, channel: str | None, wait: float | None, count: int) -> int:
     """`wait`: seconds for the first, None to show only what is there. What was shown is marked, one by one."""
     from tidings.host import serialise as showing
     from tidings.host.inbox import Wanted
@@ -198,7 +192,7 @@ async def _as_it_comes(
         rows = await mailbox.listed(wanted)
         names = await mailbox.names() if rows else {}
         for row in rows:
-            _show(showing.mail(row, mailbox.identity.key, names), as_json=as_json)
+            _show(ctx, showing.mail(row, mailbox.identity.key, names))
             await mailbox.mark_read([row.row])
             shown, after, quiet = shown + 1, row.row, clock() + QUIET
         # something was shown: the rest is soon here, once every channel was asked
@@ -209,7 +203,7 @@ async def _as_it_comes(
     return shown
 
 
-def _from_file(ctx: Context, channel: str | None, count: int, *, as_json: bool) -> int:
+def _from_file(ctx: Context, channel: str | None, count: int) -> int:
     """What is unread in a file that somebody else has open, as it is."""
     from tidings.host import inbox as store
     from tidings.host import serialise
@@ -223,7 +217,7 @@ def _from_file(ctx: Context, channel: str | None, count: int, *, as_json: bool) 
     file = ctx.home.home / "host.db"
     rows, names = look(file, MIGRATIONS, lambda c: (store.listed(c, *mine, wanted), names_in(c, mine[0])))
     for row in rows:
-        _show(serialise.mail(row, key, names | {key.id: ctx.agent}), as_json=as_json)
+        _show(ctx, serialise.mail(row, key, names | {key.id: ctx.agent}))
     return len(rows)
 
 
@@ -252,39 +246,32 @@ async def _agent_id(agent: HostEndpoint, named: str | None) -> str | None:
     return resolve_among(await agent.who(), named).id
 
 
-async def _follow(agent: HostEndpoint, wanted: dict[str, Any], count: int, *, as_json: bool) -> int:
+async def _follow(ctx: Context, agent: HostEndpoint, wanted: dict[str, Any], count: int) -> int:
     """What is there, and everything behind it as it comes, for ever. A host that goes away is waited for."""
     wanted["sender"] = await _agent_id(agent, wanted["sender"])
     # asked before anything is shown: what comes meanwhile is behind it, and so followed
     begun = await agent.newest_row()
-    found = await _list(agent, wanted, count, 0.0, as_json=as_json)
+    found = await _list(ctx, agent, wanted, count, 0.0)
     words = (wanted["search"] or "").lower().split()
     async for event in agent.rows(max([begun, *(message["row"] for message in found)])):
         message = event.data
         if wanted["sender"] not in (None, message["from"]["id"]):
             continue
         if wanted["channel"] in (None, message["channel"]) and all(w in message["text"].lower() for w in words):
-            _show(message, as_json=as_json)
+            _show(ctx, message)
     return len(found)
 
 
-def _show(message: Message, *, as_json: bool) -> None:
-    if as_json:
-        output.line(json.dumps(message))
-        sys.stdout.flush()
-        return
+def _show(ctx: Context, message: Message) -> None:
     when = datetime.fromisoformat(message["time"]).astimezone()
-    mark = " " if message["read"] else "*"
-    where = f"#{message['channel']}" if message["channel"] else "direct"
+    line = f"{message['row']:>6}{' ' if message['read'] else '*'} {when:%H:%M:%S}"
+    channel = f"#{message['channel']}" if message["channel"] else ""
     if message["kind"] == "notice":
-        about = f" {printable(where)}" if message["channel"] else ""
-        output.line(f"{message['row']:>6}{mark} {when:%H:%M:%S} notice{about}: {printable(message['text'])}")
-        sys.stdout.flush()
+        ctx.stream(message, f"{line} notice{f' {printable(channel)}' if channel else ''}: {printable(message['text'])}")
         return
     # further lines are set in, so that nobody's text can pass for a message of somebody else
     words = printable(output.cut(message["text"], "tidings inbox --whole")).replace("\n", "\n    ")
-    output.line(f"{message['row']:>6}{mark} {when:%H:%M:%S} {where} {writer(message['from'])}: {words}")
-    sys.stdout.flush()
+    ctx.stream(message, f"{line} {channel or 'direct'} {writer(message['from'])}: {words}")
 
 
 @app.command("read")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -125,7 +124,7 @@ def show(
     """
     row = meant(ctx, name)
     if follow:
-        asyncio.run(_follow(ctx, row, ctx.as_json))
+        asyncio.run(_follow(ctx, row))
         return
     answer, by_worker = asked(ctx, "status", link=row.link, whole=True)
     facts = answer["links"][0]
@@ -140,7 +139,7 @@ def show(
     output.hint(f"tidings link verify {name_of(row)}" if facts["ledger"] else "tidings link list")
 
 
-async def _follow(ctx: Context, row: AgreedLink, as_json: bool) -> None:
+async def _follow(ctx: Context, row: AgreedLink) -> None:
     from tidings.links.local_socket import follow
 
     stopping = asyncio.Event()
@@ -149,8 +148,7 @@ async def _follow(ctx: Context, row: AgreedLink, as_json: bool) -> None:
 
     async def tell() -> None:
         async for said in follow(ctx.home.link_socket, "follow", link=row.link):
-            output.line(json.dumps(said) if as_json else link_words.event(said))
-            output.flush()
+            ctx.stream(said, link_words.event(said))
             if said["event"] == "not_carried":
                 return
 
@@ -406,7 +404,7 @@ def rebuild(
     if bool(name) == ledger:
         raise UsageError("say which link to read again, or --ledger for all of them, and not both")
     if ledger:
-        _rebuild_all(ctx, yes=yes, as_json=ctx.as_json)
+        _rebuild_all(ctx, yes=yes)
         return
     row = meant(ctx, name or "")
     output.confirm(yes, f"Read everything of {name_of(row)} again?")
@@ -419,7 +417,7 @@ def rebuild(
     output.hint(f"tidings link show {name_of(row)} --follow")
 
 
-def _rebuild_all(ctx: Context, *, yes: bool, as_json: bool) -> None:
+def _rebuild_all(ctx: Context, *, yes: bool) -> None:
     from tidings.links.local_socket import ask
     from tidings.links.store_file import set_ledger_aside
 
@@ -428,9 +426,7 @@ def _rebuild_all(ctx: Context, *, yes: bool, as_json: bool) -> None:
     with suppress(WorkerUnreachable):  # whoever keeps it running starts it again
         asyncio.run(ask(ctx.home.link_socket, "leave", within=PATIENCE))
     aside = set_ledger_aside(ctx.home, LEAVING)
-    if as_json:
-        output.data({"aside": str(aside) if aside is not None else None})
-        return
+    ctx.end_if_json({"aside": str(aside) if aside is not None else None})
     output.say(f"the ledger was set aside as {aside}" if aside is not None else "there was no ledger")
     output.say("links are read again from their beginning; `tidings up` or `tidings link run` carries them")
     output.hint("tidings link list")

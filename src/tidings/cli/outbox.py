@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from tidings.cli import completion, output
 from tidings.cli.connection import act_at_host, ask_host, outbox_in_file
-from tidings.cli.context import AgentContext, CountOption, Group, SpaceContext, countable
+from tidings.cli.context import AgentContext, Context, CountOption, Group, SpaceContext, countable
 from tidings.cli.talk import printable
 from tidings.errors import UsageError
 
@@ -120,8 +120,7 @@ def pause(ctx: SpaceContext, reason: Annotated[str | None, Option(help="Why, for
       tidings outbox pause
       tidings outbox pause --space lab --reason 'on a plane'
     """
-    where = ctx.home
-    _show_held(where.name, ask_host(where.home, lambda host: host.pause(where.name, reason)), ctx.as_json)
+    _show_held(ctx, ask_host(ctx.home.home, lambda host: host.pause(ctx.home.name, reason)))
 
 
 @app.command("resume")
@@ -131,13 +130,10 @@ def resume(ctx: SpaceContext) -> None:
     Example:
       tidings outbox resume --space lab
     """
-    where = ctx.home
-    _show_held(where.name, ask_host(where.home, lambda host: host.resume(where.name)), ctx.as_json)
+    _show_held(ctx, ask_host(ctx.home.home, lambda host: host.resume(ctx.home.name)))
 
 
-def _show_held(space: str, answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.data(answer)
-        return
-    output.say(f"the outbox of {space} {'is held back' if answer['paused'] else 'leaves again'}")
-    output.hint(f"tidings outbox resume --space {space}" if answer["paused"] else "tidings outbox list")
+def _show_held(ctx: Context, answer: dict[str, Any]) -> None:
+    ctx.end_if_json(answer)
+    output.say(f"the outbox of {ctx.home.name} {'is held back' if answer['paused'] else 'leaves again'}")
+    output.hint("tidings outbox resume" if answer["paused"] else "tidings outbox list")

@@ -123,11 +123,6 @@ def line(text: str = "") -> None:
     sys.stdout.write(text + "\n")
 
 
-def flush() -> None:
-    """What was printed goes out now: somebody follows."""
-    sys.stdout.flush()
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[object] | Mapping[str, object]], *, empty: str = "") -> None:
     """Rows for people: drawn on a terminal, tab-separated in a pipe. Of a mapping the values named like the columns."""
     named = ([row[name] for name in columns] if isinstance(row, Mapping) else row for row in rows)

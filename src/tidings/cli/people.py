@@ -120,7 +120,7 @@ def dm(
 
     receipt = act(ctx, write)
     if ctx.as_json or is_reached(receipt.stage, wait):
-        show_receipt(receipt, as_json=ctx.as_json)
+        show_receipt(ctx, receipt)
     _check_stage(receipt.id, receipt.stage, wait, seconds)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Awaitable
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from tidings.cli.context import (
     PRIORITIES,
     AgentContext,
     ChannelArgument,
+    Context,
     DirectContext,
     PriorityOption,
     TextArgument,
@@ -88,7 +88,7 @@ def send(
             channel, words, mentions=mentions, priority=wakes, reply_to=answers, context=context, id=chosen
         )
 
-    show_receipt(act(ctx, say), as_json=ctx.as_json)
+    show_receipt(ctx, act(ctx, say))
     output.hint(f"tidings history {channel}")
 
 
@@ -159,7 +159,7 @@ def history(
         output.say(f"note: {missing}")
     recent = [each for each in found if oldest is None or each.time_ns / 1e9 >= oldest.timestamp()]
     for message in reversed(recent):
-        show_message(message, as_json=ctx.as_json)
+        show_message(ctx, message)
     if oldest is not None and recent and len(recent) == count:
         output.say(
             f"note: these are the newest {count}; there may be more since then: -n, or --before {recent[-1].seq}"
@@ -202,11 +202,11 @@ def tail(
                 raise DeniedError(f"{ctx.agent} may read nothing: `tidings agent access {ctx.agent}` shows it")
             for pattern in wanted:
                 await endpoint.watch(pattern)
-            endpoint.on("notice", lambda notice: show_notice(notice, as_json=ctx.as_json))
+            endpoint.on("notice", lambda notice: show_notice(ctx, notice))
             output.say(f"watching {', '.join(wanted)}; Ctrl-C stops")
             seen = 0
             async for message in endpoint.messages():
-                show_message(message, as_json=ctx.as_json)
+                show_message(ctx, message)
                 seen += 1
                 if count is not None and seen >= count:
                     return
@@ -217,34 +217,25 @@ def tail(
         output.say("stopped")
 
 
-def show_notice(notice: Notice, *, as_json: bool) -> None:
+def show_notice(ctx: Context, notice: Notice) -> None:
     """What this agent is told that is no message, among those it is about."""
-    if as_json:
-        output.line(json.dumps({"kind": "notice", "text": notice.text, "notice": notice.facts()}))
-    else:
-        where = f" #{printable(notice.channel)}" if notice.channel else ""
-        output.line(f"{datetime.now(UTC).astimezone():%H:%M:%S} notice{where}: {printable(notice.text)}")
-    sys.stdout.flush()
+    where = f" #{printable(notice.channel)}" if notice.channel else ""
+    text = f"{datetime.now(UTC).astimezone():%H:%M:%S} notice{where}: {printable(notice.text)}"
+    ctx.stream({"kind": "notice", "text": notice.text, "notice": notice.facts()}, text)
 
 
-def show_message(message: Incoming, *, as_json: bool) -> None:
+def show_message(ctx: Context, message: Incoming) -> None:
     """One message: a line of JSON, or a line for people. What others wrote is shown as data, control characters out."""
     from tidings.client.message_json import SAID, message_json, sender_json
 
-    if as_json:
-        facts = message_json(message)
-        output.line(json.dumps({name: facts[name] for name in SAID}))
-        sys.stdout.flush()
-        return
+    facts = message_json(message)
     when = datetime.fromtimestamp(message.time_ns / 1e9, UTC).astimezone()
     place_name = f"#{message.channel}" if message.channel else "direct"
     # further lines are set in, so that nobody's text can pass for a message of somebody else
     way = f"tidings history {message.channel} --before {message.seq + 1} -n 1 --whole"
-    text = output.cut(message.text, way) if message.channel else message.text
-    words = printable(text).replace("\n", "\n    ")
+    words = printable(output.cut(message.text, way) if message.channel else message.text).replace("\n", "\n    ")
     by = writer(sender_json(message.sender.id, message.sender.name, message.claims))
-    output.line(f"{when:%H:%M:%S} {place_name} {by}: {words}")
-    sys.stdout.flush()
+    ctx.stream({name: facts[name] for name in SAID}, f"{when:%H:%M:%S} {place_name} {by}: {words}")
 
 
 def writer(sender: dict[str, Any]) -> str:

@@ -94,7 +94,7 @@ def ask(
     with output.working(f"waiting for a {role}") if wait else nullcontext():
         ticket, found = act(ctx, queue)
     facts = {"id": ticket.id, "seq": ticket.seq or None, "role": role, "warnings": list(ticket.warnings)}
-    _show_asked(facts | {"stage": ticket.receipt.stage}, found, wait, ctx.as_json)
+    _show_asked(ctx, facts | {"stage": ticket.receipt.stage}, found, wait)
 
 
 def result(
@@ -144,9 +144,9 @@ def _check_done(task: str, result: TaskResult, wait: float) -> None:
     )
 
 
-def _show_asked(facts: dict[str, Any], result: TaskResult, wait: float, as_json: bool) -> None:
+def _show_asked(ctx: Context, facts: dict[str, Any], result: TaskResult, wait: float) -> None:
     state, task = result.state, facts["id"]
-    if as_json:
+    if ctx.as_json:
         output.data(facts | _facts_of(task, result))
     elif state == TaskStatus.DONE or not wait:
         output.line(result.text if state == TaskStatus.DONE else task)
@@ -224,7 +224,7 @@ def retry_dead(ctx: AgentContext, letter: LetterArgument) -> None:
       tidings dead retry 42
       tidings dead retry channel-117
     """
-    _report(letter, _call(ctx, "retry", **_which(letter)), ctx.as_json)
+    _report(ctx, letter, _call(ctx, "retry", **_which(letter)))
 
 
 @app.command("drop")
@@ -236,7 +236,7 @@ def drop_dead(ctx: AgentContext, letter: LetterArgument, yes: YesOption = False)
     """
     which = _which(letter)
     output.confirm(yes, f"Drop {letter}? What was asked or said is gone then.")
-    _report(letter, _call(ctx, "drop", **which), ctx.as_json)
+    _report(ctx, letter, _call(ctx, "drop", **which))
 
 
 def _which(letter: str) -> dict[str, Any]:
@@ -248,12 +248,10 @@ def _which(letter: str) -> dict[str, Any]:
     return {"seq": int(letter)} if letter.isdigit() else {"letter": letter}
 
 
-def _report(letter: str, answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.data({key: answer[key] for key in ("seq", "letter", "state") if key in answer})
-    else:
-        output.say(f"{'task ' if letter.isdigit() else ''}{letter} is {answer['state']}")
-        output.hint("tidings dead list")
+def _report(ctx: Context, letter: str, answer: dict[str, Any]) -> None:
+    ctx.end_if_json({key: answer[key] for key in ("seq", "letter", "state") if key in answer})
+    output.say(f"{'task ' if letter.isdigit() else ''}{letter} is {answer['state']}")
+    output.hint("tidings dead list")
 
 
 def _call(ctx: Context, do: str, **arguments: Any) -> dict[str, Any]:
@@ -297,7 +295,11 @@ def work(
         async with aclosing(_each_task(ctx, role)) as tasks:
             async for job in tasks:
                 facts = _job_facts(job)
-                _announce(facts, ctx.as_json)
+                if ctx.as_json:
+                    output.line(json.dumps(facts))
+                else:
+                    by = f"{writer(facts['asker'])} (attempt {facts['attempt']})"
+                    output.say(f"task {facts['seq']} from {by}: {on_a_line(facts['text'])}")
                 if execute is None:
                     await job.put_back()
                     output.say("it was only shown, and is queued again; no attempt was made")
@@ -334,14 +336,6 @@ def _job_facts(job: Job) -> dict[str, Any]:
 
     facts = job_json(job)
     return {name: facts[name] for name in TASK_FIELDS}
-
-
-def _announce(facts: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.line(json.dumps(facts))
-    else:
-        who, attempt = writer(facts["asker"]), facts["attempt"]
-        output.say(f"task {facts['seq']} from {who} (attempt {attempt}): {on_a_line(facts['text'])}")
 
 
 async def _execute(job: Job, facts: dict[str, Any], command: str) -> None:
