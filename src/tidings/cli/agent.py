@@ -360,14 +360,8 @@ def import_agent(
     for folder in (ctx.home.home, kept.parent.parent, kept.parent):
         private_dir(folder)
     write_private(kept, read_private(file.absolute()))
-    facts = {
-        "name": found.name,
-        "id": found.id,
-        "space": ctx.home.name,
-        "space_id": found.space_id,
-        "url": found.address,
-    }
-    ctx.end_if_json({**facts, "bundle": str(kept)})
+    facts = {"name": found.name, "id": found.id, "space": ctx.home.name, "space_id": found.space_id}
+    ctx.end_if_json({**facts, "url": found.address, "bundle": str(kept)})
     output.say(f"agent {found.name} of space {ctx.home.name} ({found.address}) can be used here")
     output.line(found.id)
     output.hint(f"tidings who --space {ctx.home.name} --as {found.name}")
@@ -382,8 +376,7 @@ def address(
 ) -> None:
     """Where the space of an imported agent is; with `--url`, from now on. Key, credential and trust stay as they are.
 
-    Host and port are enough: whom to trust is taken from the address before, and what was encrypted stays so. Programs
-    and the host that run meanwhile use the new address as soon as the old one fails them.
+    Host and port are enough; trust and encryption stay. Running programs use it as soon as the old address fails.
 
     Examples:
       tidings agent address far --space main                        show it
@@ -441,9 +434,8 @@ def export(
 ) -> None:
     """Write everything an agent needs elsewhere: address, trust anchor, credential. It is a secret.
 
-    A space that listens (`tidings up --listen ADDR`) is reached from other machines over TLS, and the address in the
-    bundle says whom to trust. One that does not is on loopback only: an agent elsewhere needs a tunnel, and `--url`
-    names its near end.
+    A space that listens (`tidings up --listen ADDR`) is reached over TLS, and the bundle says whom to trust. One that
+    does not is on loopback only: an agent elsewhere needs a tunnel, and `--url` names its near end.
 
     Examples:
       tidings agent export ada --output ada.tidings.json

@@ -114,13 +114,7 @@ def remove(ctx: AgentContext, channel: ChannelArgument, yes: YesOption = False) 
     check_channel(channel)
     ctx.check()
     output.confirm(yes, f"Forget the settings of {channel} in {ctx.home.name}?")
-    nothing: dict[str, Any] = {
-        "class": None,
-        "replay": None,
-        "replay_window": None,
-        "description": "",
-        "instructions": "",
-    }
+    nothing = {**dict.fromkeys(("class", "replay", "replay_window")), "description": "", "instructions": ""}
     op = new_id()
     change = {"channel": channel, "listed": False, **nothing}
     facts = act(ctx, lambda agent: agent.call("channel", "set", op=op, **change))

@@ -95,9 +95,8 @@ def security(
 def link(ctx: OutputContext) -> None:
     """Link a throw-away space with one that lies: whatever a hostile peer could say is said, and must not be believed.
 
-    Two spaces are made in a temporary folder and taken away again, half a minute in all; nothing of yours is touched,
-    and nothing needs to run. Forged and altered messages, pages and gaps that cannot be, replays, burnt ids, digests
-    that lie, junk, silence, and agreements that end while records are under way.
+    Two spaces are made in a temporary folder and removed again, half a minute in all; nothing of yours is touched. The
+    peer forges and alters messages, replays, lies about gaps and digests, sends junk, and falls silent.
 
     Examples:
       tidings doctor link
@@ -154,9 +153,8 @@ def connection(
 def store(ctx: SpaceContext) -> None:
     """Read everything a running space holds once, and name what does not verify or is missing.
 
-    Signatures, JSON, durable copies, sequences above the floor of the log, records the broker counts and cannot read.
-    What the steward knows to be lost is named too. Void messages, which any agent may write and no reader shows, are
-    counted and are no damage. Nothing is changed.
+    It checks signatures, JSON, durable copies, sequences, and records that the broker counts and cannot read. Void
+    messages, which no reader shows, are counted and are no damage. Nothing is changed.
 
     Examples:
       tidings doctor store

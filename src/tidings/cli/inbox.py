@@ -15,15 +15,7 @@ from typer import Argument, Option
 
 from tidings.cli import completion, output
 from tidings.cli.connection import act_at_host, host_session
-from tidings.cli.context import (
-    AgentContext,
-    Context,
-    CountOption,
-    DirectContext,
-    Group,
-    countable,
-    duration,
-)
+from tidings.cli.context import AgentContext, Context, CountOption, DirectContext, Group, countable, duration
 from tidings.cli.talk import WholeOption, printable, writer
 from tidings.errors import AuthRevoked, HostRuns, HostUnreachable, StoreError, UnreachableError, UsageError
 from tidings.wire.names import unmarked

@@ -180,9 +180,8 @@ def people(
 ) -> None:
     """List the agents of a linked space that are known here, as it states them; agents write to them as name@space.
 
-    A name stays with the key it first had. If it has another one there, and its space does not say that the one took
-    over from the other, nobody here can write to it until you have asked and say `--trust`: that shows both keys, so
-    that you can compare the new one with what their operator tells you, and asks.
+    A name stays with the key it first had. If its space gives it another one without saying that it took over, nobody
+    here can write to it until you say `--trust`, which shows both keys and asks: compare with their operator first.
 
     Examples:
       tidings link people acme
@@ -389,13 +388,10 @@ def rebuild(
 ) -> None:
     """Forget how far a link is, and read all again that the other space still has.
 
-    Messages that are here already, or were until this space removed them by age, do not come twice. Records in
-    quarantine stay there, since the other space may have them no more, and are tried again at once. `--ledger` does it
-    for all links, and works when the ledger cannot be read any more: the file is set aside as `links.db.aside`, with
-    the only copies of what was in quarantine and is gone there. Links that were paused go on then, records that were
-    given up are in quarantine again, and which key a name like bob@acme stands for is learnt anew: look at `tidings
-    link people`. Messages that this space had removed by age come again, if the others still have them: only the ledger
-    knew of those.
+    Messages that are or were here do not come twice. Records in quarantine stay there and are tried again at once.
+    `--ledger` does it for all links, also when the ledger cannot be read: it is set aside as `links.db.aside`. Paused
+    links go on then, dropped records and messages removed by age come again, and the keys of linked agents are learnt
+    anew: look at `tidings link people`.
 
     Examples:
       tidings link rebuild acme --yes

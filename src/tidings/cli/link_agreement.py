@@ -304,13 +304,12 @@ def change(
 ) -> None:
     """Change what passes over a link, on this side: at once, without removing it.
 
-    What you name takes the place of what was; the rest stays. Less holds from now on. More passes once the other
-    operator has said the same there: what you share they must take, what you take they must share. What came stays.
+    What you name replaces what was; the rest stays. More passes once the other operator has said the same there: what
+    you share they must take, what you take they must share. What came stays.
 
-    In a chain of spaces A, B, C the operator of B lets words of A go on to C (`link set C --hops 2`), and the operator
-    of C lets them in (`link set B --beyond A:general=a.general`); A is named as it is called here, or by its id, which
-    `link show B` tells. Such a message comes over two links: with `--beyond` the link has `--hops 2` unless you name
-    another number, and others' words go on to them as well; `--beyond ''` takes both back, unless you say `--hops 2`.
+    In a chain of spaces A, B, C the operator of B passes messages of A on (`link set C --hops 2`) and the operator of C
+    takes them (`link set B --beyond A:general=a.general`; `link show B` tells the id of A). `--beyond` includes
+    `--hops 2`, and `--beyond ''` takes both back.
 
     Examples:
       tidings link set acme --share general --share news         now they may read both
@@ -492,9 +491,8 @@ def renew(
 ) -> None:
     """Give a link new keys on both sides: prints a line that `tidings link accept` takes in the other space.
 
-    For a space that was put back from a copy older than the link, and for keys that may be in other hands. What was
-    agreed stays, and so does how far the link is. Only that space can accept the line; until it does the link goes on
-    as it was. A line that was made before for the same is void.
+    For a space restored from a copy older than the link, and for keys that may have leaked. What was agreed stays. Only
+    that space can accept the line, and the link goes on as it was until it does. An earlier line is void.
 
     Examples:
       tidings link renew acme

@@ -43,11 +43,9 @@ def who(ctx: DirectContext) -> None:
     if not (found.fresh or found):
         raise UnreachableError(f"the host never saw who is in {ctx.home.name}: {found.reason}")
     agents = sorted(found, key=lambda agent: (bool(agent.elsewhere), agent.status == "offline", agent.name))
-    if ctx.as_json:
-        output.data([asdict(agent) for agent in agents])
-    else:
-        columns = ("name", "status", "attention", "roles", "activity", "seen")
-        output.table(columns, map(_agent_row, agents), empty="nobody is in this space yet")
+    columns = ("name", "status", "attention", "roles", "activity", "seen")
+    everybody = [asdict(agent) for agent in agents]
+    ctx.show_rows(everybody, columns, map(_agent_row, agents), empty="nobody is in this space yet")
     if not found.fresh:
         output.say(f"note: these are the agents as last seen: {found.reason}")
     # Who looks at others should know that what was said may still be on its way.
@@ -217,9 +215,8 @@ def attention(
 ) -> None:
     """Show or set what may wake an agent. It never decides what is kept: everything stays in the inbox.
 
-    The steward keeps it for the agent, not for this terminal: a program of the same agent that runs now takes it over
-    within a second, and one that starts later begins with it. A program may change its own afterwards; the later word
-    holds. On a muted channel nothing wakes; on a quiet one mentions and what is urgent do. Others see the mode only.
+    The steward keeps it for the agent: its running programs take it over within a second, later ones begin with it. On
+    a muted channel nothing wakes; on a quiet one mentions and what is urgent do. Others see the mode only.
 
     Examples:
       tidings attention                                   show

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,22 +33,22 @@ if TYPE_CHECKING:
 
 app = Group(help="List, set, remove spaces.")
 
-#: setting -> where it lives in the space record, and how its text is read
-_SWITCH = {"on": "on", "off": "off"}
-#: settings with a dot, and the field of the record each one is
-DOTTED = {"quota.records": "quota_records", "quota.bytes": "quota_bytes", "retention.receipts": "keep_receipts"}
-SETTINGS = (
-    "class",
-    "replay",
-    "replay_window",
-    "channels",
-    "deliver",
-    "archive",
-    "keep_age",
-    "keep_bytes",
-    "keep_unread",
-    *DOTTED,
-)
+_ON_OFF = {"on": "on", "off": "off"}
+#: setting -> section of the space record, field in it, and the values it may have or what reads its text
+SETTINGS: dict[str, tuple[str, str, dict[str, Any] | Callable[[str, str], int]]] = {
+    "class": ("defaults", "class", {"live": "live", "durable": "durable", "": None}),
+    "replay": ("defaults", "replay", {"on": True, "off": False, "": None}),
+    "replay_window": ("defaults", "replay_window", seconds),
+    "channels": ("", "channels", {"open": "open", "listed": "listed"}),
+    "deliver": ("parts", "deliver", _ON_OFF),
+    "archive": ("parts", "archive", _ON_OFF),
+    "keep_age": ("", "keep_age", seconds),
+    "keep_bytes": ("", "keep_bytes", byte_count),
+    "keep_unread": ("", "keep_unread", seconds),
+    "quota.records": ("", "quota_records", byte_count),
+    "quota.bytes": ("", "quota_bytes", byte_count),
+    "retention.receipts": ("", "keep_receipts", seconds),
+}
 
 
 @app.command("list")
@@ -82,14 +83,13 @@ def show(ctx: SpaceContext) -> None:
     answer = _ask(ctx, "table")
     settings = answer["table"]["space"]
     ctx.end_if_json(settings)
-    rows = [(key, value) for key, value in _flat(settings).items() if key in SETTINGS]
-    output.table(("setting", "value"), rows)
+    output.table(("setting", "value"), _flat(settings).items())
     output.hint("tidings space set class=live")
 
 
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    dotted = {name: settings.get(field) for name, field in DOTTED.items()}
-    return {**settings, **settings["defaults"], **settings["parts"], **dotted}
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    """Every setting by its name."""
+    return {name: (record[at] if at else record).get(field) for name, (at, field, _) in SETTINGS.items()}
 
 
 @app.command("set")
@@ -110,7 +110,7 @@ def set_settings(
     """
     answer = _ask(ctx, "space_set", **parse_settings(assignments))
     ctx.end_if_json(answer["space"])
-    kept = ", ".join(f"{name} {value}" for name, value in _flat(answer["space"]).items() if name in SETTINGS and value)
+    kept = ", ".join(f"{name} {value}" for name, value in _flat(answer["space"]).items() if value)
     output.say(f"space {ctx.home.name} changed at sequence {answer['seq']}: {kept}")
     output.hint("tidings space show")
 
@@ -122,28 +122,15 @@ def parse_settings(assignments: list[str]) -> dict[str, Any]:
         name, equals, value = each.partition("=")
         if not equals or name not in SETTINGS:
             raise UsageError(f"{each!r} is not a setting; use SETTING=VALUE with one of {', '.join(SETTINGS)}")
-        if name in ("deliver", "archive"):
-            fields.setdefault("parts", {})[name] = _one_of(name, value, _SWITCH)
-        elif name == "class":
-            choices: dict[str, Any] = {"live": "live", "durable": "durable", "": None}
-            fields.setdefault("defaults", {})["class"] = _one_of(name, value, choices)
-        elif name == "replay":
-            fields.setdefault("defaults", {})["replay"] = _one_of(name, value, {"on": True, "off": False, "": None})
-        elif name == "replay_window":
-            fields.setdefault("defaults", {})["replay_window"] = seconds(name, value) if value else None
-        elif name == "channels":
-            fields["channels"] = _one_of(name, value, {"open": "open", "listed": "listed"})
-        elif name in ("keep_age", "keep_unread", "retention.receipts"):
-            fields[DOTTED.get(name, name)] = seconds(name, value) if value else None
+        section, field, read = SETTINGS[name]
+        if callable(read):
+            found = read(name, value) if value else None
+        elif value in read:
+            found = read[value]
         else:
-            fields[DOTTED.get(name, name)] = byte_count(name, value) if value else None
+            raise UsageError(f"{name} is one of {', '.join(map(repr, read))}, not {value!r}")
+        (fields.setdefault(section, {}) if section else fields)[field] = found
     return fields
-
-
-def _one_of(name: str, value: str, choices: dict[str, Any]) -> Any:
-    if value not in choices:
-        raise UsageError(f"{name} is one of {', '.join(repr(choice) for choice in choices)}, not {value!r}")
-    return choices[value]
 
 
 def _ask(ctx: Context, do: str, **arguments: Any) -> dict[str, Any]:
@@ -224,10 +211,9 @@ def move(
 ) -> None:
     """Move a space that is down to a NATS that others run, or back, with every record, mailbox and credential.
 
-    Streams are copied by the server's own snapshot and compared record by record; only then the space lives there. What
-    is left behind is kept. Agents of other machines find it by `tidings agent address NAME --url ...`, or by a bundle
-    that holds both addresses (`tidings agent export NAME --url OLD --url NEW`) from before. Let hosts send what waits
-    in their outboxes first (`tidings outbox list --state pending`).
+    Streams are copied and compared record by record; what is left behind is kept. Agents elsewhere find the space by
+    `tidings agent address NAME --url ...`, or by a bundle with both addresses. Let hosts send what waits in their
+    outboxes first (`tidings outbox list --state pending`).
 
     Examples:
       tidings space move --server tls://n1:4222,tls://n2:4222 --operator-key op.nk --system-creds push.creds
@@ -293,14 +279,10 @@ def rotate_role(
     """Give a role of the space a new key; the old one is void.
 
     Agents have `tidings agent rotate` for that, and links with other spaces `tidings link renew`.
-
-    `steward`: a new signing key, which readers follow by themselves, and a new credential; it is away for a moment.
-
-    `pipeline`: a new credential; durable delivery starts again by itself, on a Spark cluster of yours by you.
-
-    `authority`: in two steps, because agents elsewhere trust the old one. The first announces another: whoever connects
-    learns to trust both, and who is connected within the hour. Some days later `--finish` makes it the one; agents that
-    did not connect in between need a new invitation or bundle then.
+      `steward`: a new signing key, which readers follow, and a new credential; it is away for a moment.
+      `pipeline`: a new credential; durable delivery restarts, but on a Spark cluster of yours you restart it.
+      `authority`: in two steps. The first announces another one, which agents learn to trust when they connect. Some
+        days later `--finish` puts it in place; agents that did not connect in between need a new invitation or bundle.
 
     Examples:
       tidings keys rotate pipeline

@@ -86,17 +86,12 @@ def check(
     """Say whether a reader would take a record, a frame or a request, and otherwise why it refuses it.
 
     FILE is one of these; which one is seen by how it begins:
-
-    HPUB SUBJECT ... : the bytes of the protocol, as they go over the socket; also PUB, HMSG and MSG.
-
-    NATS/1.0 ... : a header block, an empty line, the payload. Its subject by --subject, unless it is a live copy.
-
-    {"subject": ...} : JSON with `headers` (an object, a list of pairs, a block, a block in base64) and `payload` (text;
-    base64 if the headers are; or `payload_base64`), as golden vectors and answers of the steward have them.
-
-    {"id": ...} : the payload of a message alone: JSON and fields are checked, the signature is not.
-
-    A msgpack array : a frame; also JSON with `frame_hex`.
+      HPUB SUBJECT ... : the bytes of the protocol, as they go over the socket; also PUB, HMSG and MSG.
+      NATS/1.0 ... : a header block, an empty line, the payload. Its subject by --subject, unless it is a live copy.
+      {"subject": ...} : JSON with `headers` (an object, a list of pairs, a block, a block in base64) and `payload`
+        (text; base64 if the headers are; or `payload_base64`), as golden vectors and answers of the steward have them.
+      {"id": ...} : the payload of a message alone: JSON and fields are checked, the signature is not.
+      A msgpack array : a frame; also JSON with `frame_hex`.
 
     A signature is checked with the public key of the space: of --bundle, of --space-id, or of the space of this home.
     What the agent of a bundle can open is opened. Exit code 0: it is taken. 1: it is refused. 2: this is none of these.
