@@ -216,7 +216,8 @@ class KeptSession:
         except ConfigError as error:
             output.say(f"note: {error}")
             return None
-        is_ours = (file.space_id, file.agent) == (self.ctx.space_id, self.ctx.agent_id)
+        key = self.ctx.agent_key
+        is_ours = key is not None and (file.space_id, file.agent) == (self.ctx.space_id, key.id)
         return file if is_ours and (file.receive or not self.receive) else None
 
 
@@ -247,9 +248,7 @@ def outbox_in_file(ctx: Context) -> OutboxFile | None:
         return None
     from tidings.host.outbox_file import OutboxFile
 
-    agent = ctx.agent_id
-    if agent is None:
-        raise UsageError(f"there is no credential for agent {ctx.agent} in {ctx.home.name}: `tidings agent add` it")
+    agent = ctx.require_key().id
     output.say("no host runs: read from its file")
     return OutboxFile(home, ctx.home.name, space_id, agent, ctx.agent)
 

@@ -34,6 +34,7 @@ from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
     from tidings.admin.identity import Identity
+    from tidings.wire.keys import KeyPair
 
 F = TypeVar("F", bound=Callable[..., None])
 PRIORITIES = ("now", "next", "low")
@@ -166,15 +167,21 @@ class Context:
         return imported.space_id if imported else self.home.read_info().id
 
     @property
-    def agent_id(self) -> str | None:
-        """Whose key is on disk: a name that was added again is another agent."""
+    def agent_key(self) -> KeyPair | None:
+        """The key on disk: a name that was added again is another agent."""
         if (imported := self._imported()) is not None:
-            return imported.id
+            return imported.key
         from tidings.nats import jwt
         from tidings.util.private_files import read_private
 
         path = self.home.agent_creds(self.agent)
-        return jwt.split_credentials(read_private(path))[1].id if path.exists() else None
+        return jwt.split_credentials(read_private(path))[1] if path.exists() else None
+
+    def require_key(self) -> KeyPair:
+        if (key := self.agent_key) is None:
+            name = f"agent {self.agent} in {self.home.name}"
+            raise UsageError(f"there is no credential for {name}: `tidings agent add` it")
+        return key
 
     def _imported(self) -> Identity | None:
         if not self.home.imported(self.agent).exists():
@@ -258,6 +265,7 @@ def _spread(function: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature([*parameters, *shared])  # type: ignore[attr-defined]
     run.__annotations__ = {}
     run.__name__ = function.__name__
-    # help shows each indented line, such as an example, as a paragraph
-    run.__doc__ = re.sub(r"\n(?=  \S)", "\n\n", inspect.cleandoc(function.__doc__ or "")) or None
+    # help shows each indented line, such as an example, as a paragraph; lines indented further continue it
+    text = re.sub(r"\n {3,}(?=\S)", " ", inspect.cleandoc(function.__doc__ or ""))
+    run.__doc__ = re.sub(r"\n(?=  \S)", "\n\n", text) or None
     return run

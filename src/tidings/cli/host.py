@@ -194,12 +194,10 @@ def look(home: Path) -> dict[str, Any]:
     """
     found = asyncio.run(_status(home))
     if found is None:
-        pid = _pid(home)
-        if pid is not None:
-            said = f"the host (pid {pid}) does not answer: see {home / 'logs' / 'host.log'}, or `tidings host down`"
-            return {"runs": False, "pid": pid, "problems": [said], "notes": []}
         said = f"no host runs in {home}: `tidings host up` starts one"
-        return {"runs": False, "pid": None, "problems": [said], "notes": []}
+        if (pid := _pid(home)) is not None:
+            said = f"the host (pid {pid}) does not answer: see {home / 'logs' / 'host.log'}, or `tidings host down`"
+        return {"runs": False, "pid": pid, "problems": [said], "notes": []}
     facts, mismatch = found
     problems = failures(facts)
     problems += [mismatch] if mismatch else []

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from tidings.client.host_endpoint import HostEndpoint
     from tidings.host.mailbox import LocalInbox
-    from tidings.wire.keys import KeyPair
 
 app = Group(no_args_is_help=False)
 Message = dict[str, Any]
@@ -106,12 +105,7 @@ def inbox(
     if shown is None:
         _check_without_host(ctx, {"from": sender, "search": search, "follow": follow})
         shown = _without_host(ctx, channel, patience, count)
-    _check_met(shown, wait)
-
-
-def _check_met(shown: int, wait: float | None) -> None:
-    """Whoever asked to wait and waited in vain is told so by the exit code, too. `--wait 0` waits for nothing."""
-    if wait and not shown:
+    if wait and not shown:  # whoever waited in vain is told so by the exit code, too; `--wait 0` waits for nothing
         raise typer.Exit(1)
 
 
@@ -203,7 +197,7 @@ def _from_file(ctx: Context, channel: str | None, count: int) -> int:
     from tidings.host.schema import MIGRATIONS
     from tidings.util.database_snapshot import look
 
-    key = _key(ctx)
+    key = ctx.require_key()
     wanted = store.Wanted(unread=True, channel=channel, limit=count)
     mine = (ctx.space_id, key.id)
     file = ctx.home.home / "host.db"
@@ -347,7 +341,7 @@ def _aside_in_file(ctx: Context) -> list[Message]:
     from tidings.host.schema import MIGRATIONS
     from tidings.util.database_snapshot import look
 
-    mine = (ctx.space_id, _key(ctx).id)
+    mine = (ctx.space_id, ctx.require_key().id)
     found: list[store.Aside] = []
 
     def page(connection: Connection) -> list[store.Aside]:
@@ -356,16 +350,6 @@ def _aside_in_file(ctx: Context) -> list[Message]:
     while more := look(ctx.home.home / "host.db", MIGRATIONS, page):
         found += more
     return [serialise.aside(each) for each in found]
-
-
-def _key(ctx: Context) -> KeyPair:
-    from tidings.admin.identity import imported_identity
-    from tidings.nats import jwt
-    from tidings.util.private_files import read_private
-
-    if (imported := imported_identity(ctx.home, ctx.agent)) is not None:
-        return imported.key
-    return jwt.split_credentials(read_private(ctx.home.agent_creds(ctx.agent)))[1]
 
 
 def _in_file(ctx: Context, change: Callable[[LocalInbox], Awaitable[int]]) -> int:

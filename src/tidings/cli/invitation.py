@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from datetime import UTC, datetime
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -21,11 +21,13 @@ from tidings.cli.agent import (
     listed,
     named_rights,
 )
+from tidings.cli.connection import administer
 from tidings.cli.context import Context, Group, HomeContext, SpaceContext, seconds
 from tidings.errors import UsageError
 from tidings.wire.names import check_agent_name
 
 if TYPE_CHECKING:
+    from tidings.admin.administration import Administrator
     from tidings.admin.invitations import Invitation
 
 app = Group(help="Invitations that were made: list and revoke them.")
@@ -61,6 +63,7 @@ def invite(
       tidings invite bob --url tls://broker.example:4222   reached by another name than this machine knows
     """
     from tidings.admin.invitations import Invitation
+    from tidings.admin.inviting import Inviter
 
     rights = named_rights(read, post, manage, role)
     if replace and (name is None or rights or agent_expires is not None):
@@ -79,31 +82,35 @@ def invite(
         **{"read": everything, "post": everything, **rights},
     )
     holds = seconds("--expires", expires)
-    made, line, info = asyncio.run(_invite(ctx, promised, holds, url, replace=replace))
+
+    def make(admin: Administrator, reach: Any) -> tuple[Invitation, object]:
+        inviter = Inviter(admin)
+        return inviter.invite(inviter.replacing(promised.name, 1) if replace else promised, holds, reach)
+
+    made, line = make_line(ctx, "inviting an agent", url, make)
     ctx.end_if_json({**_public(made), "line": line})
     whom = made.name or (f"{uses} agents" if uses > 1 else "an agent")
-    output.say(
-        f"{whom} may read {listed(made.read)} and post to {listed(made.post)}, accepted by {moment_of(made.expires)}"
-    )
-    if not (info.listen or info.ws or info.servers):
-        output.say(
-            "note: this space listens on this machine only, and so the line works here; `tidings up --listen ADDR`"
-        )
+    by = output.moment(made.expires)
+    output.say(f"{whom} may read {listed(made.read)} and post to {listed(made.post)}, accepted by {by}")
     output.line(line)
     output.hint("tidings invitation list")
 
 
-async def _invite(
-    ctx: Context, promised: Invitation, holds: int, url: str | None, *, replace: bool
-) -> tuple[Invitation, str, Any]:
-    from tidings.admin.administration import administer
-    from tidings.admin.inviting import Inviter, reach_of
+def make_line(
+    ctx: Context, purpose: str, url: str | None, make: Callable[[Administrator, Any], tuple[Invitation, object]]
+) -> tuple[Invitation, str]:
+    """Makes an invitation and the line to paste. A note says so if the line works on this machine only."""
+    from tidings.admin.inviting import reach_of
 
-    async with administer(ctx.home, "inviting an agent") as admin:
-        inviter = Inviter(admin)
-        wanted = inviter.replacing(promised.name, 1) if replace else promised
-        made, line = inviter.invite(wanted, holds, reach_of(admin, url))
-        return made, str(line), admin.info
+    async def run(admin: Administrator) -> tuple[Invitation, str]:
+        made, line = make(admin, reach_of(admin, url))
+        if not (ctx.as_json or admin.info.listen or admin.info.ws or admin.info.servers):
+            output.say(
+                "note: this space listens on this machine only, so the line works here: `tidings up --listen ADDR`"
+            )
+        return made, str(line)
+
+    return administer(ctx, purpose, run)
 
 
 def accept(
@@ -165,7 +172,7 @@ def list_invitations(
             _name(each) or "-",
             each.state(time.time()),
             f"{len(each.taken)} of {each.uses}",
-            moment_of(each.expires),
+            output.moment(each.expires),
             *_rights(each),
         )
         for each in known
@@ -190,7 +197,14 @@ def revoke(
       tidings invitation revoke UDXB5CKSO4DC
       tidings invitation revoke bob
     """
-    found, untold = asyncio.run(_revoke(ctx, _meant(_known(ctx), invitation)))
+    from tidings.admin.inviting import Inviter
+
+    chosen = _meant(_known(ctx), invitation)
+
+    async def end(admin: Administrator) -> tuple[Invitation, str]:
+        return await Inviter(admin).revoke(admin.invitations.get(chosen.id) or chosen), admin.untold
+
+    found, untold = administer(ctx, "revoking an invitation", end)
     ctx.end_if_json({**_public(found), "untold": untold})
     kind = "link" if found.link else "agent"
     made = f"; {len(found.taken)} accepted it before and stay: `tidings {kind} list`" if found.taken else ""
@@ -198,16 +212,6 @@ def revoke(
     if untold:
         output.say(f"{untold}; the steward refuses whoever comes with it")
     output.hint("tidings invitation list --all")
-
-
-async def _revoke(ctx: Context, invitation: Invitation) -> tuple[Invitation, str]:
-    """It, and who was not told, in words."""
-    from tidings.admin.administration import administer
-    from tidings.admin.inviting import Inviter
-
-    async with administer(ctx.home, "revoking an invitation") as admin:
-        now = admin.invitations.get(invitation.id) or invitation
-        return await Inviter(admin).revoke(now), admin.untold
 
 
 def _known(ctx: Context) -> list[Invitation]:
@@ -250,15 +254,11 @@ def _public(invitation: Invitation) -> dict[str, Any]:
         "state": invitation.state(time.time()),
         "uses": invitation.uses,
         "taken": list(invitation.taken),
-        "issued": moment_of(invitation.issued),
-        "expires": moment_of(invitation.expires),
+        "issued": output.moment(invitation.issued),
+        "expires": output.moment(invitation.expires),
         "roles": list(invitation.roles),
         "read": list(read),
         "post": list(post),
         "manage": list(invitation.manage),
         "why": invitation.why,
     }
-
-
-def moment_of(at: int) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import signal
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from typer.core import TyperGroup
 
 from tidings.admin.link_registry import AgreedLink
 from tidings.cli import completion, link_agreement, link_words, output
+from tidings.cli.connection import administer
 from tidings.cli.context import (
     Context,
     CountOption,
@@ -26,7 +26,7 @@ from tidings.cli.context import (
     countable,
     seconds,
 )
-from tidings.cli.link_asking import ANSWERS, NOBODY, PATIENCE, LinkArgument, ask_links, asked, links_of, meant, name_of
+from tidings.cli.link_asking import ANSWERS, NOBODY, PATIENCE, LinkArgument, asked, links_of, meant, name_of
 from tidings.errors import BrokerUnreachable, TidingsError, UsageError, WorkerUnreachable
 
 app = Group(help="Links with other spaces: agree on one, list, watch, pause, compare, mend and end them.")
@@ -142,33 +142,19 @@ def show(
 async def _follow(ctx: Context, row: AgreedLink) -> None:
     from tidings.links.local_socket import follow
 
-    stopping = asyncio.Event()
+    task = asyncio.current_task()
+    assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-
-    async def tell() -> None:
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
         async for said in follow(ctx.home.link_socket, "follow", link=row.link):
             ctx.stream(said, link_words.event(said))
             if said["event"] == "not_carried":
                 return
-
-    await _until(stopping, tell)
-
-
-async def _until(stopping: asyncio.Event, work: Callable[[], Awaitable[None]]) -> None:
-    """Work that ends by itself, or is broken off; what it raised is told."""
-    working = asyncio.ensure_future(work())
-    told = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({working, told}, return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
-    if working.done():
-        try:
-            working.result()
-        except WorkerUnreachable as error:
-            raise WorkerUnreachable(f"{error}: `tidings up` starts one, or `tidings link run`") from error
+    except asyncio.CancelledError:
         return
-    working.cancel()
-    await asyncio.wait({working})
+    except WorkerUnreachable as error:
+        raise WorkerUnreachable(f"{error}: `tidings up` starts one, or `tidings link run`") from error
 
 
 @app.command("people")
@@ -190,10 +176,8 @@ def people(
     row = meant(ctx, name)
     if trust is not None:
         changed = _trusted(ctx, row, trust, yes=yes)
-        if ctx.as_json:
-            output.data(changed)
-        else:
-            output.say(f"{trust}@{name_of(row)} is {changed['now']} from now on; it was {changed['before']}")
+        ctx.end_if_json(changed)
+        output.say(f"{trust}@{name_of(row)} is {changed['now']} from now on; it was {changed['before']}")
         return
     found, _ = asked(ctx, "people", link=row.link)
     ctx.end_if_json(found)
@@ -267,9 +251,15 @@ def remove(ctx: SpaceContext, name: LinkArgument, yes: YesOption = False) -> Non
       tidings link remove acme
       tidings link remove acme --yes
     """
+    from tidings.admin.link_peers import LinkPeers
+    from tidings.admin.linking import Linker
+
     row = meant(ctx, name)
     output.confirm(yes, f"End the link with {name_of(row)}?")
-    ended = asyncio.run(_remove(ctx, row))
+    # the user and the record first; then nothing is left that could start it again; then the ledger
+    ended = administer(ctx, "ending a link", lambda admin: Linker(admin).end(row.link))
+    LinkPeers.below(ctx.home).forget(row.link)
+    asked(ctx, "forget", link=row.link)
     ctx.end_if_json({"link": row.link, "space": name_of(row), "state": ended.state})
     output.say(
         f"the link with {name_of(row)} is ended here: its user is cut, and nothing comes in. What came over it stays. "
@@ -278,19 +268,6 @@ def remove(ctx: SpaceContext, name: LinkArgument, yes: YesOption = False) -> Non
     if ended.state == "ending":
         output.say("the steward does not answer: the record that says so is written when it does (`tidings status`)")
     output.hint("tidings link list --all")
-
-
-async def _remove(ctx: Context, row: AgreedLink) -> AgreedLink:
-    """The user and the record first; then nothing is left that could start it again; then the ledger."""
-    from tidings.admin.administration import administer
-    from tidings.admin.link_peers import LinkPeers
-    from tidings.admin.linking import Linker
-
-    async with administer(ctx.home, "ending a link") as admin:
-        ended = await Linker(admin).end(row.link)
-    LinkPeers.below(ctx.home).forget(row.link)
-    await ask_links(ctx, "forget", link=row.link)
-    return ended
 
 
 @app.command("run")
@@ -463,23 +440,13 @@ def quarantine_list(ctx: SpaceContext, name: LinkArgument, count: CountOption = 
     answer, _ = asked(ctx, "quarantined", link=row.link, limit=count)
     ctx.end_if_json(answer["records"])
     rows = [
-        (
-            f"{each['seq']} (life {each['life']})" if each["life"] else each["seq"],
-            each["reason"],
-            each["channel"],
-            each["sender"][:12],
-            output.size(each["bytes"]),
-            each["attempts"],
-            output.age(each["since"]),
-            each["words"],
-        )
+        each
+        | {"record": f"{each['seq']} (life {each['life']})" if each["life"] else each["seq"]}
+        | {"sender": each["sender"][:12], "size": output.size(each["bytes"]), "since": output.age(each["since"])}
         for each in answer["records"]
     ]
-    output.table(
-        ("record", "reason", "channel", "sender", "size", "tried", "since", "words"),
-        rows,
-        empty=f"nothing of {name_of(row)} is in quarantine",
-    )
+    columns = ("record", "reason", "channel", "sender", "size", "attempts", "since", "words")
+    output.table(columns, rows, empty=f"nothing of {name_of(row)} is in quarantine")
     if answer["count"] > len(rows):
         output.say(f"{answer['count'] - len(rows):,} more: `tidings link quarantine list {name_of(row)} -n 10000`")
     output.hint(f"tidings link quarantine show {name_of(row)} SEQ" if rows else f"tidings link show {name_of(row)}")
@@ -496,8 +463,8 @@ def quarantine_show(ctx: SpaceContext, name: LinkArgument, seq: SeqArgument, lif
     record = asked(ctx, "quarantined_record", link=row.link, seq=seq, life=life)[0]["record"]
     ctx.end_if_json(record)
     payload = base64.b64decode(record.pop("payload"))
-    record["since"] = link_words.moment(record["since"])
-    record["said_at"] = link_words.moment(record["said_at"])
+    record["since"] = output.moment(record["since"])
+    record["said_at"] = output.moment(record["said_at"])
     output.table(("what", "value"), record.items())
     output.line()
     output.line(_readable(payload))

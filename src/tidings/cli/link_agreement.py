@@ -20,8 +20,9 @@ from typer import Argument, Option
 from tidings.admin.agents import as_patterns
 from tidings.cli import output
 from tidings.cli.agent import listed
+from tidings.cli.connection import administer
 from tidings.cli.context import Context, SpaceContext, YesOption, seconds
-from tidings.cli.invitation import moment_of, read_line
+from tidings.cli.invitation import make_line, read_line
 from tidings.cli.link_asking import LinkArgument, asked, links_of, meant, name_of
 from tidings.cli.link_words import mapping
 from tidings.errors import InvalidName, OutcomeUnknown, TidingsError, UnreachableError, UsageError
@@ -30,9 +31,7 @@ from tidings.wire.names import unmarked
 from tidings.wire.patterns import covers_any
 
 if TYPE_CHECKING:
-    from tidings.admin.invitations import Invitation
     from tidings.admin.link_accepting import AcceptedLink, Proposal
-    from tidings.admin.link_inviting import LinkTerms
     from tidings.admin.link_registry import AgreedLink
     from tidings.wire.rulings import Link
 
@@ -71,7 +70,7 @@ def invite(
       tidings link invite acme --share announcements --take 'team.>=acme.team.>' --until 90d
       tidings invitation list                                  and `invitation revoke acme` takes it back
     """
-    from tidings.admin.link_inviting import LinkTerms
+    from tidings.admin.link_inviting import LinkInviter, LinkTerms
     from tidings.wire.links import MOST_HOPS
 
     if not 1 <= hops <= MOST_HOPS:
@@ -90,19 +89,14 @@ def invite(
         roster="on" if roster or direct or tasks else "off",  # who is there has to be known to be reached
         tasks="on" if tasks else "off",
     )
-    made, line, info = asyncio.run(_invite(ctx, terms, seconds("--expires", expires), url))
+    holds = seconds("--expires", expires)
+    made, line = make_line(ctx, "inviting to a link", url, lambda a, reach: LinkInviter(a).invite(terms, holds, reach))
     promise = made.link
     assert promise is not None
-    ctx.end_if_json({"id": made.id, "link": promise.link, "expires": moment_of(made.expires), "line": line})
+    ctx.end_if_json({"id": made.id, "link": promise.link, "expires": output.moment(made.expires), "line": line})
     whom = terms.called or "the space that accepts"
-    output.say(
-        f"link {promise.link}: {whom} may read {listed(terms.shares)}, you take {_taken(terms.takes or {})}; accepted "
-        f"by {moment_of(made.expires)}"
-    )
-    if not (info.listen or info.ws or info.servers):
-        output.say(
-            "note: this space listens on this machine only, and so the line works here; `tidings up --listen ADDR`"
-        )
+    taken, by = mapping(terms.takes or {}, "nothing"), output.moment(made.expires)
+    output.say(f"link {promise.link}: {whom} may read {listed(terms.shares)}, you take {taken}; accepted by {by}")
     output.line(line)
     output.hint("tidings invitation list")
 
@@ -124,16 +118,6 @@ def channel_names(option: str, given: list[str] | None, *, both: bool = False) -
 
 def _until(text: str | None) -> int | None:
     return None if text is None else int(time.time()) + seconds("--until", text)
-
-
-async def _invite(ctx: Context, terms: LinkTerms, holds: int, url: str | None) -> tuple[Invitation, str, Any]:
-    from tidings.admin.administration import administer
-    from tidings.admin.inviting import reach_of
-    from tidings.admin.link_inviting import LinkInviter
-
-    async with administer(ctx.home, "inviting to a link") as admin:
-        made, line = LinkInviter(admin).invite(terms, holds, reach_of(admin, url))
-        return made, str(line), admin.info
 
 
 def accept(
@@ -211,18 +195,15 @@ def _words(record: Link, offered: tuple[str, ...], wanted: tuple[str, ...]) -> l
     """What a link lets pass, for people."""
     less = f", of {listed(offered)}" if set(record.channels) != set(offered) else ""
     fewer = f", and ask for {listed(wanted)}" if set(record.shares) != set(wanted) else ""
+    ends = output.moment(record.until) if record.until else "when you end it"
     return [
-        f"you take {_taken(record.channels)}{less}",
+        f"you take {mapping(record.channels, 'nothing')}{less}",
         f"they may read {listed(record.shares)} of yours{fewer}",
-        f"it is called {record.space} here, and ends {moment_of(record.until) if record.until else 'when you end it'}",
+        f"it is called {record.space} here, and ends {ends}",
         f"direct messages: {'on' if record.passes_mail else 'off'}; tasks for roles of each other: "
         f"{'on' if record.passes_tasks else 'off'}; each tells the other who its agents are: {record.roster}",
         f"links a message may come over: {record.hops}",
     ]
-
-
-def _taken(channels: dict[str, str]) -> str:
-    return ", ".join(each if each == ours else f"{each} as {ours}" for each, ours in channels.items()) or "nothing"
 
 
 def _nowhere(name: str) -> str:
@@ -242,7 +223,7 @@ def _report(ctx: Context, found: AcceptedLink) -> None:
             "known_as": found.known_as,
             "channels": record.channels,
             "shares": list(record.shares),
-            "until": moment_of(record.until) if record.until else None,
+            "until": output.moment(record.until) if record.until else None,
             "url": found.peer.address,
             "reached": not record.shares or (bool(found.url) and not found.unreached),
         }
@@ -251,7 +232,7 @@ def _report(ctx: Context, found: AcceptedLink) -> None:
         output.say("this line was accepted before, and the link is there")
     output.say(
         f"space {ctx.home.name} is linked with {record.space} ({found.peer.address}), which calls it "
-        f"{found.known_as}: you take {_taken(record.channels)}, they may read {listed(record.shares)}"
+        f"{found.known_as}: you take {mapping(record.channels, 'nothing')}, they may read {listed(record.shares)}"
     )
     if not found.url and record.shares:
         output.say(f"note: {_nowhere(record.space)}; to change it, remove the link on both sides and invite again")
@@ -318,6 +299,9 @@ def change(
       tidings link set acme --beyond globex:general=globex.general
       tidings link set acme --beyond ''                          nothing through them any more
     """
+    from tidings.admin.linking import Linker
+    from tidings.links.local_socket import ask
+
     row = meant(ctx, name)
     switches = _switched(direct=direct, roster=roster, tasks=tasks)
     before, after = _changed(ctx, row, share, take, beyond, hops, until, switches)
@@ -332,17 +316,16 @@ def change(
     if more := _wider(before, after):
         output.confirm(yes, f"Let them {more}?")
     try:
-        asyncio.run(_set(ctx, after))
+        administer(ctx, "changing a link", lambda admin: Linker(admin).set(after))
+        with suppress(TidingsError):  # a worker looks by itself soon
+            asyncio.run(ask(ctx.home.link_socket, "look", within=5.0))
     except (UnreachableError, OutcomeUnknown) as error:
         raise type(error)(
             f"{error}. What you said of the link with {name_of(row)} is written down: it holds when you repeat "
             "this while the steward answers, or when the space starts"
         ) from error
-    if ctx.as_json:
-        shown = ("link", "space", "channels", "beyond", "shares", "hops", "until", *dict(SWITCH_WORDS))
-        fields = msgspec.to_builtins(after)
-        output.data({each: fields[each] for each in shown} | {"changed": words})
-        return
+    shown, fields = ("link", "space", "channels", "beyond", "shares", "hops", "until"), msgspec.to_builtins(after)
+    ctx.end_if_json({each: fields[each] for each in (*shown, *dict(SWITCH_WORDS))} | {"changed": words})
     output.say(f"the link with {name_of(row)} is so from now on")
     if before.has_ended(time.time_ns()):
         output.say(f"note: it had ended, and their credential with it: `tidings link renew {name_of(row)}`")
@@ -454,7 +437,7 @@ def _differences(before: Link, after: Link) -> Iterator[str]:
         on = "goes on to them" if after.hops > 1 else "does not go on to them"
         yield f"a message may come over {after.hops} links: what other spaces said {on}, where they may read it"
     if before.until != after.until:
-        yield f"it ends {moment_of(after.until) if after.until else 'when you end it'}"
+        yield f"it ends {output.moment(after.until) if after.until else 'when you end it'}"
     for switch, words in SWITCH_WORDS:
         if getattr(before, switch) != getattr(after, switch):
             yield f"{words}: {getattr(after, switch)}"
@@ -472,17 +455,6 @@ def _wider(before: Link, after: Link) -> str:
     return " and ".join(words for words, is_new in found.items() if is_new)
 
 
-async def _set(ctx: Context, record: Link) -> None:
-    from tidings.admin.administration import administer
-    from tidings.admin.linking import Linker
-    from tidings.links.local_socket import ask
-
-    async with administer(ctx.home, "changing a link") as admin:
-        await Linker(admin).set(record)
-    with suppress(TidingsError):  # a worker looks by itself soon
-        await ask(ctx.home.link_socket, "look", within=5.0)
-
-
 def renew(
     ctx: SpaceContext,
     name: LinkArgument,
@@ -498,22 +470,18 @@ def renew(
       tidings link renew acme
       tidings link renew acme --expires 7d
     """
+    from tidings.admin.link_inviting import LinkInviter
+
     row = meant(ctx, name)
-    made, line = asyncio.run(_renew(ctx, row, seconds("--expires", expires), url))
-    ctx.end_if_json({"id": made.id, "link": row.link, "expires": moment_of(made.expires), "line": line})
+    holds = seconds("--expires", expires)
+    made, line = make_line(
+        ctx, "renewing a link", url, lambda admin, reach: LinkInviter(admin).renew(row, holds, reach)
+    )
+    by = output.moment(made.expires)
+    ctx.end_if_json({"id": made.id, "link": row.link, "expires": by, "line": line})
     output.say(
-        f"link {row.link} gets new keys when {name_of(row)} accepts this by {moment_of(made.expires)}; as before they "
+        f"link {row.link} gets new keys when {name_of(row)} accepts this by {by}; as before they "
         f"may read {listed(tuple(row.terms.get('shares') or ()))}, you take {mapping(row.terms.get('channels') or {})}"
     )
     output.line(line)
     output.hint("tidings invitation list")
-
-
-async def _renew(ctx: Context, row: AgreedLink, holds: int, url: str | None) -> tuple[Invitation, str]:
-    from tidings.admin.administration import administer
-    from tidings.admin.inviting import reach_of
-    from tidings.admin.link_inviting import LinkInviter
-
-    async with administer(ctx.home, "renewing a link") as admin:
-        made, line = LinkInviter(admin).renew(row, holds, reach_of(admin, url))
-    return made, str(line)

@@ -52,7 +52,7 @@ def name_of(row: AgreedLink) -> str:
     return str(row.terms.get("space") or row.link)
 
 
-async def ask_links(ctx: Context, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
+async def _ask(ctx: Context, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
     """The answer, and whether a worker gave it. One that is just starting has the ledger and does not listen yet."""
     from tidings.links.local_socket import ask
     from tidings.links.operations import alone
@@ -75,7 +75,7 @@ async def ask_links(ctx: Context, do: str, **arguments: Any) -> tuple[dict[str, 
 
 
 def asked(ctx: Context, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
-    return asyncio.run(ask_links(ctx, do, **arguments))
+    return asyncio.run(_ask(ctx, do, **arguments))
 
 
 def summarise_links(ctx: Context, supervised: bool) -> dict[str, Any]:
@@ -85,14 +85,8 @@ def summarise_links(ctx: Context, supervised: bool) -> dict[str, Any]:
     try:
         known = links_of(ctx)
     except TidingsError as error:
-        return {
-            "count": None,
-            "taking": None,
-            "supervised": {},
-            "said": "unknown",
-            "links": [],
-            "problems": [str(error)],
-        }
+        unknown: dict[str, Any] = {"count": None, "taking": None, "supervised": {}, "said": "unknown", "links": []}
+        return unknown | {"problems": [str(error)]}
     wanted = [row for row in known if row.state in ("on", "setting")]
     taking = [row for row in wanted if row.takes(time.time())]
     wrong = [*_ended_unasked(known), *_unreachable(ctx, taking)]

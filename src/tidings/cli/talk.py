@@ -171,12 +171,7 @@ def tail(
     ctx: AgentContext,
     channels: Annotated[
         list[str] | None,
-        Argument(
-            help="Channels or patterns.",
-            metavar="CHANNEL...",
-            autocompletion=completion.channels,
-            callback=lambda named: [unmarked(each) for each in named or ()],
-        ),
+        Argument(help="Channels or patterns.", metavar="CHANNEL...", autocompletion=completion.channels),
     ] = None,
     everything: Annotated[bool, Option("--all", help="Everything you may read.")] = False,
     count: Annotated[int | None, Option("--count", help="Stop after this many messages.", callback=countable)] = None,
@@ -197,7 +192,7 @@ def tail(
 
     async def watch() -> None:
         async with direct_session(ctx) as endpoint:
-            wanted = list(channels or ()) or (await endpoint.access())["read"]
+            wanted = [unmarked(each) for each in channels or ()] or (await endpoint.access())["read"]
             if not wanted:
                 raise DeniedError(f"{ctx.agent} may read nothing: `tidings agent access {ctx.agent}` shows it")
             for pattern in wanted:
