@@ -68,9 +68,7 @@ schema: $(STAMP) ## regenerate the JSON Schema and golden vectors of the wire
 	@PYTHONPATH=tests $(BIN)/python scripts/schema.py
 
 docs: $(STAMP) ## regenerate docs/errors.md, docs/control.md and docs/host-api.md from the code
-	@$(BIN)/python -m tidings.cli.error_page docs/errors.md
-	@$(BIN)/python -m tidings.cli.operation_page docs/control.md
-	@$(BIN)/python -m tidings.cli.http_page docs/host-api.md
+	@$(BIN)/python scripts/pages.py docs
 
 lock:           ## resolve dependencies again (needs uv on PATH or in .venv)
 	@PATH="$(BIN):$$PATH" uv pip compile --universal --generate-hashes --no-annotate --no-header --quiet \

@@ -33,9 +33,8 @@ from starlette.routing import Route
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
 from tidings.client.host_sockets import socket_path
 from tidings.host.compose import SendRequest, compose_request
-from tidings.host.daemon import Daemon
+from tidings.host.daemon import Daemon, HostServer
 from tidings.host.host import Host, Scope, _draft
-from tidings.host.http_server import HostServer
 from tidings.host.outbox import Draft
 from tidings.util.private_sockets import bind
 from tidings.wire.ids import new_id

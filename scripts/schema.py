@@ -16,10 +16,41 @@ import msgspec
 
 from golden import vectors
 from tidings.wire.message import EXTENSION_KIND, Message
-from tidings.wire.operations import answer_schema, control_schema
+from tidings.wire.operations import OPERATIONS
 
 FOLDER = Path(__file__).parents[1] / "src/tidings/wire/vectors"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def answer_schema() -> dict[str, Any]:
+    """JSON Schema of every answer that is not a refusal, by `<service> <do> answer`, and of what they are made of."""
+    kinds = [each.answer for each in OPERATIONS.values()]
+    references, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    said = {"description": "besides `ok`, which is true"}
+    return parts | {f"{s} {do} answer": {**said, **each} for (s, do), each in zip(OPERATIONS, references, strict=True)}
+
+
+def control_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of every control request, by `<service> <do>`."""
+    op = {"type": "string", "minLength": 8, "maxLength": 64, "description": "chosen by whoever asks"}
+    return {
+        f"{each.service} {each.do}": {
+            "title": f"{each.service} {each.do}",
+            "description": each.says,
+            "type": "object",
+            "properties": {
+                "op": op,
+                "do": {"const": each.do},
+                **{
+                    name: {"anyOf": [kind.schema, {"type": "null"}]} if kind.schema else {}
+                    for name, kind in each.arguments.items()
+                },
+            },
+            "required": ["op", "do"],
+            "additionalProperties": False,
+        }
+        for each in OPERATIONS.values()
+    }
 
 
 def message_schema() -> dict[str, Any]:

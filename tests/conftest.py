@@ -151,6 +151,12 @@ def declared_answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def archive_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What retention does for an archive is proved before there is one."""
+    monkeypatch.setattr("tidings.steward.admin_handlers.ARCHIVE_EXISTS", True)
+
+
+@pytest.fixture
 async def space(tmp_path: Path) -> AsyncIterator[RealSpace]:
     """A fresh space on a real broker, with its steward."""
     async with real_space(tmp_path / "home") as running:

@@ -14,8 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from blocking_host import Event, HostClient, Session
 from tidings.admin.identity import local_identity
 from tidings.client.host_sockets import socket_path
-from tidings.host.daemon import Daemon
-from tidings.host.http_server import PeerChecked
+from tidings.host.daemon import Daemon, PeerChecked
 from tidings.util.private_sockets import connect
 from tidings_testing.real_space import RealSpace
 

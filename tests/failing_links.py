@@ -29,7 +29,7 @@ from linked_spaces import LINK, text_of
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import PeerAccess
 from tidings.client.connect_direct import connect_directly
-from tidings.links import replicator, side_syncs
+from tidings.links import replicator, running_link
 from tidings.links.agreements import last_row
 from tidings.links.local_socket import ask
 from tidings.links.ports import Prepare
@@ -54,8 +54,8 @@ def look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicator, "LADDER", (0.05, 0.1, 0.2))
     monkeypatch.setattr(replicator, "POLL", (0.2, 0.4))
     monkeypatch.setattr(replicator, "LINK_DELAYS", Backoff(0.2, 0.5))
-    monkeypatch.setattr(side_syncs, "EVERY", 0.1)
-    monkeypatch.setattr(side_syncs, "AFTER_FAILURES", Backoff(0.1, 0.3))
+    monkeypatch.setattr(running_link, "EVERY", 0.1)
+    monkeypatch.setattr(running_link, "AFTER_FAILURES", Backoff(0.1, 0.3))
 
 
 class CountedSpaces(NatsSpaces):

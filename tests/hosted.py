@@ -7,17 +7,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from tidings.host import inbox
-from tidings.host import outbox_ends as ends
-from tidings.host import outbox_horizon as horizon
+from tidings.host import inbox, outbox
 from tidings.host import outbox_transitions as moves
 from tidings.host.inbox import Arrival
 from tidings.host.outbox_transitions import Draft, Lane, LogPosition, Terms
 from tidings.host.outcomes import Outcome
-from tidings.host.schema import MIGRATIONS
 from tidings.util.database import Database
 
 NOW = 1_700_000_000_000
@@ -76,28 +73,6 @@ def mend_trigger(connection: sqlite3.Connection) -> None:
     rename_in_trigger(connection, "coalerce", "coalesce")
 
 
-def built_anew(table: str) -> str:
-    """A later step of the schema, for tests only: the table is made anew with all that stands on it, and filled."""
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript("".join(MIGRATIONS.steps))
-        made = connection.execute(
-            "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND (tbl_name = ? OR type = 'view')",
-            (table,),
-        ).fetchall()
-    kinds = {kind: [(name, sql) for each, name, sql in made if each == kind] for kind in ("view", "trigger", "index")}
-    ((_, of_table),) = [(name, sql) for kind, name, sql in made if kind == "table"]
-    return ";\n".join(
-        [
-            *(f"DROP {kind} {name}" for kind in ("view", "trigger") for name, _ in kinds[kind]),
-            f"ALTER TABLE {table} RENAME TO {table}_before",
-            of_table,
-            f"INSERT INTO {table} SELECT * FROM {table}_before ORDER BY row",
-            f"DROP TABLE {table}_before",
-            *(sql for kind in ("index", "view", "trigger") for _, sql in kinds[kind]),
-        ]
-    )
-
-
 def fill(database: Database) -> None:
     """One row of the outbox in each state, in lanes of their own, and a small inbox."""
     database.write_blocking(_fill)
@@ -112,10 +87,10 @@ def _fill(connection: sqlite3.Connection) -> None:
             moves.lease(connection, [rows[state]], NOW, TERMS)
     place = LogPosition(7, "LOG", "server 1")
     moves.confirmed(connection, rows["done"], 1, place, NOW, 0, TERMS)
-    horizon.release(connection, "main", "server 1", 10_000, 5_000, NOW)
+    outbox.release(connection, "main", "server 1", 10_000, 5_000, NOW)
     moves.confirmed(connection, rows["confirmed"], 1, place, NOW, 20_000, TERMS)
     moves.settle(connection, rows["dead"], 1, REFUSED, NOW, TERMS)
-    ends.cancel(connection, rows["cancelled"], NOW)
+    outbox.cancel(connection, rows["cancelled"], NOW)
     inbox.keep(connection, arrival("direct", "direct text"), NOW, words=False)
     inbox.keep(connection, arrival("posted", "posted text", channel="general"), NOW, words=False)
     inbox.quarantine(connection, "main", "bob", b"garbage", "does not open", NOW)

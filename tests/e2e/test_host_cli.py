@@ -32,9 +32,8 @@ from tidings.client.host_session_file import VARIABLE, SessionFile, own_file
 from tidings.client.host_sockets import socket_path
 from tidings.host import inbox as inbox_store
 from tidings.host import routes_mail
-from tidings.host.daemon import lock_path
-from tidings.host.http_server import PeerChecked
-from tidings.host.schema import MIGRATIONS
+from tidings.host.daemon import PeerChecked, lock_path
+from tidings.host.schema import SCHEMA
 from tidings.util.database_snapshot import look
 from tidings.util.private_files import lock_holder, private_dir
 from tidings.wire.frames import Lost
@@ -235,7 +234,7 @@ async def test_what_a_killed_host_kept_is_shown_without_it_also_while_the_space_
     private_dir(copy.parent)
     shutil.copy(terminal.home.home / "host.db", copy)
     mine = (space.info.id, bobs.agent)
-    kept = await ask(look, copy, MIGRATIONS, lambda c: inbox_store.listed(c, *mine))
+    kept = await ask(look, copy, SCHEMA, lambda c: inbox_store.listed(c, *mine))
     assert [row.text for row in kept] == ["one", "two", "three", "four"], (
         "after `host down` the file alone is all of it"
     )

@@ -174,26 +174,3 @@ def test_a_revoked_agent_stays_out_after_a_restart(terminal: Terminal) -> None:
     terminal.home.agent_creds("ada").chmod(0o600)
     refused = terminal.run("status", "--as", "ada", "--json")
     assert json.loads(refused.stdout)["steward"]["code"] == "revoked"
-
-
-@pytest.mark.slow
-def test_a_supervisor_seals_what_is_damaged_before_it_starts_the_broker_again(terminal: Terminal) -> None:
-    assert terminal.run("up", "--detach").returncode == 0
-    for number in range(12):
-        assert terminal.run("send", "general", f"message {number:02}").returncode == 0
-    assert terminal.run("down").returncode == 0
-    (block,) = terminal.home.store.glob("jetstream/*/streams/LOG_main/msgs/*.blk")
-    data = bytearray(block.read_bytes())
-    data[data.index(b"message 03")] ^= 1
-    block.write_bytes(data)
-    assert terminal.run("up", "--detach").returncode == 0
-    until(lambda: "LOG_main lost 1 record" in terminal.run("status").stderr)
-    assert terminal.run("space", "acknowledge").returncode == 0
-    for number in range(12, 16):
-        assert terminal.run("send", "general", f"message {number:02}").returncode == 0
-    broker = terminal.home.read_state()["broker_pid"]
-    os.kill(broker, signal.SIGKILL)
-    until(lambda: terminal.home.read_state().get("broker_pid") not in (None, broker))
-    until(lambda: terminal.run("status").returncode == 0)
-    said = terminal.run("history", "general", "-n", "50").stdout
-    assert [number for number in range(16) if f"message {number:02}" not in said] == [3]

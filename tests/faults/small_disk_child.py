@@ -20,7 +20,7 @@ from hosted import NOW, draft
 from tidings.errors import TidingsError
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
-from tidings.host.schema import MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.util.database import Database
 
 SIZE, BALLAST, MESSAGE = 1_310_720, 300_000, 20_000
@@ -30,7 +30,7 @@ UNTIL_FULL = 200
 class Host:
     def __init__(self, path: Path) -> None:
         self.path, self.sent = path, 0
-        self.database = Database(path, MIGRATIONS)
+        self.database = Database(path, SCHEMA)
 
     def send(self) -> str:
         self.sent += 1

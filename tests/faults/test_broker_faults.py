@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from folded_log import fold_log
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import JetStream
-from tidings.server.log import fold_log
 from tidings.wire.subjects import Chat
 from tidings_testing.history import History
 from tidings_testing.processes import steward_child

@@ -23,7 +23,7 @@ from hosted import NOW, draft
 from tidings.errors import StoreReadOnly
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
-from tidings.host.schema import MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.util.database import Database
 
 CHILD = Path(__file__).parent / "small_disk_child.py"
@@ -137,7 +137,7 @@ def immutable(*files: Path) -> Iterator[None]:
 def test_a_database_that_becomes_read_only_while_it_runs_is_said_is_read_and_recovers(tmp_path: Path) -> None:
     home = tmp_path / "home"
     path = home / "host.db"
-    database = Database(path, MIGRATIONS)
+    database = Database(path, SCHEMA)
 
     def send(message_id: str) -> None:
         database.write_blocking(lambda c: moves.accept(c, draft(message_id), NOW), 30)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from folded_log import fold_log
 from tidings.admin import administration
 from tidings.admin.agents import AgentFile
 from tidings.errors import AuthRevoked, LeaseHeld, LeaseLost, OutcomeUnknown, UnreachableError
 from tidings.model.projection import Table
 from tidings.nats import jwt
 from tidings.nats.jetstream import JetStream
-from tidings.server.log import fold_log
 from tidings_testing.processes import child, steward_child
 from tidings_testing.real_space import AgentClient, RealSpace, real_space
 from tidings_testing.waiting import eventually, insist

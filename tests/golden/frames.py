@@ -19,7 +19,6 @@ from tidings.wire.frames import (
     HEAD_HEADER,
     LARGEST_RECORD,
     MAX_BLOCK_BYTES,
-    MAX_FIRST_MESSAGES,
     MAX_FRAME_BYTES,
     MAX_FRAME_MESSAGES,
     MAX_FRAME_REFS,
@@ -37,7 +36,6 @@ from tidings.wire.times import record_time
 
 LIMITS = {
     "frame_messages": MAX_FRAME_MESSAGES,
-    "frame_messages_v1": MAX_FIRST_MESSAGES,
     "frame_refs": MAX_FRAME_REFS,
     "block_inline": MAX_INLINE,
     "frame_bytes": MAX_FRAME_BYTES,
@@ -98,10 +96,6 @@ def _frame(*blocks: bytes, **changes: Any) -> bytes:
     return encode_frame(BOB.id, EPOCH, SERIES, blocks=blocks, lost=lost, **numbers)
 
 
-def _first_version(*blocks: bytes) -> bytes:
-    return _written(1, BOB.id, EPOCH, SERIES, 4, None, [], [msgspec.Raw(block) for block in blocks])
-
-
 # --- blocks by reference ---
 
 SEALER = BlockSealer(bytes(range(32)), SPACE.id, EPOCH)
@@ -150,9 +144,7 @@ def _valid() -> list[dict[str, Any]]:
             ("the first of a series", _frame(_block(), number=1, prev=None)),
             ("something was lost, and nothing else is in it", _frame(number=5, lost=(lost,))),
             ("a compressed body that does not say its size", _frame(_block(_zstd(RAW, sized=False), 1))),
-            ("a field that a later version added", _written(2, BOB.id, EPOCH, SERIES, 4, None, [], [], "more")),
-            ("of the version before", _first_version(_block())),
-            ("of the version before, two blocks", _first_version(_block(), _block(COMPRESSED, 1))),
+            ("a field that a later version added", _written(1, BOB.id, EPOCH, SERIES, 4, None, [], [], "more")),
             ("a block by reference", _frame(SEALED.ref)),
             ("a raw block by reference", _frame(SEALER.seal("general", _block(), SEQS).ref)),
             ("a block and one by reference", _frame(_block(), SEALED.ref)),
@@ -212,7 +204,6 @@ def _opened_block(block: Block | Ref) -> dict[str, Any]:
 def _invalid() -> list[dict[str, str]]:
     good, half = _frame(_block()), len(RAW) // 2
     many = [_block(count=2_049, raw_size=len(RAW)) for _ in range(2)]
-    few = [_block(count=129, raw_size=len(RAW)) for _ in range(2)]
     wrong_key, flipped = bytes(32), bytes([SEALED.data[0] ^ 1]) + SEALED.data[1:]
     swelling = _rle(LARGEST_RECORD)
     return (
@@ -224,15 +215,13 @@ def _invalid() -> list[dict[str, str]]:
                 ("one byte more", good + b"\xc0"),
                 ("an object", _encode({"version": 1})),
                 ("JSON", b"[1]"),
-                ("another version", _written(3, BOB.id, EPOCH, SERIES, 4, None, [], [])),
-                ("no blocks field", _written(2, BOB.id, EPOCH, SERIES, 4, None, [])),
-                ("number 0", _written(2, BOB.id, EPOCH, SERIES, 0, None, [], [])),
-                ("a series without a name", _written(2, BOB.id, EPOCH, "", 4, None, [], [])),
-                ("two numbers in prev", _written(2, BOB.id, EPOCH, SERIES, 4, [1, 2], [], [])),
-                ("an owner that is not text", _written(2, 7, EPOCH, SERIES, 4, None, [], [])),
+                ("another version", _written(2, BOB.id, EPOCH, SERIES, 4, None, [], [])),
+                ("no blocks field", _written(1, BOB.id, EPOCH, SERIES, 4, None, [])),
+                ("number 0", _written(1, BOB.id, EPOCH, SERIES, 0, None, [], [])),
+                ("a series without a name", _written(1, BOB.id, EPOCH, "", 4, None, [], [])),
+                ("two numbers in prev", _written(1, BOB.id, EPOCH, SERIES, 4, [1, 2], [], [])),
+                ("an owner that is not text", _written(1, 7, EPOCH, SERIES, 4, None, [], [])),
                 ("4,098 messages, as its blocks say", _frame(*many)),
-                ("258 messages of the version before, as its blocks say", _first_version(*few)),
-                ("a reference in the version before", _first_version(SEALED.ref)),
                 ("33 references", _frame(*[SEALED.ref] * (MAX_FRAME_REFS + 1))),
                 ("a reference without its sequences", _frame(_encode(_fields(SEALED.ref)[:-1]))),
                 ("a reference of a codec that nobody knows", _frame(_ref(codec=2))),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidings.admin.agents import AgentFile
-from tidings.admin.provisioning import ensure_agent
+from tidings.admin.identity import ensure_agent
 from tidings.errors import AuthRevoked, LogFull, UnreachableError
 from tidings.nats.jetstream_api import NO_ROOM, ApiError
 from tidings.steward.marks import KEPT, LogMark, thinned

@@ -410,21 +410,6 @@ async def test_while_the_steward_is_away_a_block_that_is_gone_waits_and_comes_wh
         assert [each for each in told if isinstance(each, DeliveryLost)] == []
 
 
-async def test_frames_of_the_version_before_that_lie_in_a_mailbox_are_read(
-    pair: RealSpace, pipeline: StubPipeline
-) -> None:
-    bob_id = await away(pair)
-    seqs = await say(pair, "one", "two")
-    await pipeline.level()
-    older = [1, bob_id, "epoch", "first", 1, None, [], [msgspec.Raw(blocks_of(await pipeline.records(seqs[:1]))[0])]]
-    await pipeline.publish(bob_id, msgspec.msgpack.encode(older))
-    await pipeline.deliver(bob_id, seqs[1:], number=2, by_reference=True)
-    async with connect(pair, "bob", channels=["general"]) as bob:
-        assert [each.text for each in await received(bob, 2)] == ["one", "two"]
-        await emptied(pipeline, bob_id)
-        assert not bob._frames.aside
-
-
 async def test_a_frame_that_a_killed_program_had_comes_again_and_what_it_settled_is_not_shown_twice(
     pair: RealSpace, pipeline: StubPipeline, tmp_path: Path
 ) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from schema import control_schema
 from tidings.errors import UsageError
 from tidings.steward.requests import ControlRequest, check_arguments
 from tidings.wire.ids import new_id
-from tidings.wire.operations import OPERATIONS, control_schema
+from tidings.wire.operations import OPERATIONS
 from tidings.wire.subjects import AGENT_SERVICES
 from tidings_testing.real_space import RealSpace
 

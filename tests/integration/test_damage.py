@@ -11,7 +11,7 @@ import pytest
 import tidings
 from tidings.errors import ConfigError
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.steward.damage import Removed, seal_known_damage
+from tidings.steward.damage import Removed
 from tidings.steward.store_reading import read_store
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
@@ -392,9 +392,8 @@ async def test_an_ordinary_life_is_no_damage(space: RealSpace) -> None:
         assert (await health(space))["problems"] == []
 
 
-@pytest.mark.parametrize("sealed", [True, False])
-async def test_a_known_damaged_record_costs_no_others_when_the_broker_is_killed(space: RealSpace, sealed: bool) -> None:
-    """Without sealing the broker cuts everything behind it away: if that changes one day, sealing can go."""
+async def test_what_the_broker_cuts_behind_a_damaged_record_when_it_is_killed_is_reported(space: RealSpace) -> None:
+    """nats-server 2.15 rebuilds a block after a crash and cuts it at the first record whose checksum is wrong."""
     for name in ("ada", "bob"):
         await space.add(name)
     async with connect(space, "ada") as ada:
@@ -409,7 +408,7 @@ async def test_a_known_damaged_record_costs_no_others_when_the_broker_is_killed(
         await struck(space, strike)
 
         async def is_known() -> bool:
-            return any(each.startswith("LOG_main lost 1 record") for each in (await health(space))["problems"])
+            return any(each.startswith("LOG_main lost ") for each in (await health(space))["problems"])
 
         await eventually(is_known)
         async with space.administer() as admin:
@@ -418,17 +417,9 @@ async def test_a_known_damaged_record_costs_no_others_when_the_broker_is_killed(
         stored += [(await ada.send("general", f"message {number}", timeout=20)).seq for number in range(30, 40)]
         await space.stop_steward()
         space.broker.kill()
-        if sealed:
-            assert seal_known_damage(space.home, space.info.id) == [stored[5]]
         space.broker.start()
         async with space.core() as core:
             there = [seq for seq in stored if await core.at("LOG_main", seq) is not None]
-        if not sealed:
-            assert len(there) < 40
-            return
-        assert there == stored
+        assert len(there) < 40
         await space.start_steward()
-        await eventually(lambda: ada.connection.state == "ready")
-        said = {each.text for each in await ada.history("general", 100)}
-        assert said == {f"message {number:02}" for number in range(40) if number != 5}, "and its content stays lost"
-    assert (await health(space))["healthy"]
+        await eventually(is_known)

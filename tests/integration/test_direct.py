@@ -616,6 +616,7 @@ async def test_read_mail_leaves_and_unread_mail_stays(space: RealSpace) -> None:
         assert (await eve.next_message(10)).seq == waiting.seq
 
 
+@pytest.mark.usefixtures("archive_exists")
 async def test_read_mail_waits_for_the_archive_unless_it_is_switched_off(space: RealSpace) -> None:
     await people(space, "ada", "bob")
     assert space.steward is not None

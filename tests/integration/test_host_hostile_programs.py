@@ -23,7 +23,7 @@ from tidings.admin.identity import Identity, local_identity
 from tidings.client.host_proof import is_proven, prove
 from tidings.client.host_sockets import socket_path
 from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, NoSession, TidingsError, UsageError
-from tidings.host import http_api, http_server, routes_events, routes_operator, sessions
+from tidings.host import http_api, routes_events, routes_operator, sessions
 from tidings.util.private_files import locked
 from tidings.util.private_sockets import connect
 from tidings.wire.keys import KeyPair
@@ -182,8 +182,8 @@ async def test_the_host_answers_while_somebody_administers_the_space(pair: RealS
 async def test_half_a_request_holds_a_connection_for_a_while_only(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "REQUEST_WITHIN", 0.5, raising=False)
-    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 8)
+    monkeypatch.setattr("tidings.host.daemon.REQUEST_WITHIN", 0.5, raising=False)
+    monkeypatch.setattr("tidings.host.daemon.MOST_CONNECTIONS", 8)
     home = pair.home.home
     halves = (
         b"",
@@ -211,7 +211,7 @@ def _answers(home: Path) -> bool:
 
 
 async def test_no_agent_holds_all_connections_or_all_streams(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 24)
+    monkeypatch.setattr("tidings.host.daemon.MOST_CONNECTIONS", 24)
     monkeypatch.setattr(http_api, "MOST_AT_ONCE", 6, raising=False)
     monkeypatch.setattr(routes_events, "MOST_STREAMS", 8)
     monkeypatch.setattr(routes_events, "MOST_STREAMS_OF_ONE", 3, raising=False)

@@ -43,7 +43,7 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import http_api, http_server, program_presence, routes_events, serialise, sessions
+from tidings.host import http_api, program_presence, routes_events, serialise, sessions
 from tidings.host.daemon import Daemon
 from tidings.host.http_api import MAX_BODY
 from tidings.host.registry import Scope
@@ -584,7 +584,7 @@ async def test_a_task_that_was_being_settled_when_the_host_stopped_may_be_settle
 async def test_a_request_that_was_cut_off_while_the_host_stopped_may_be_done_or_not(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "GRACE", 1)
+    monkeypatch.setattr("tidings.host.daemon.GRACE", 1)
     async with daemon_in(pair.home.home) as daemon:
         ada = await session_of(pair, "ada")
         await eventually(lambda: daemon.host.health()[0].state == "open")

@@ -32,8 +32,7 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.host import routes_events, routes_mail, routes_operator, routes_space
-from tidings.host.daemon import Daemon
-from tidings.host.http_server import HostServer, PeerChecked, is_ours
+from tidings.host.daemon import Daemon, HostServer, PeerChecked, is_ours
 from tidings.util.private_sockets import peer_uid
 from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
@@ -229,7 +228,7 @@ async def test_who_cannot_be_named_is_nobody(monkeypatch: pytest.MonkeyPatch) ->
     with ours, theirs:
         assert is_ours(ours)
         assert not is_ours(None)
-        monkeypatch.setattr("tidings.host.http_server.peer_uid", lambda _: None)
+        monkeypatch.setattr("tidings.host.daemon.peer_uid", lambda _: None)
         assert not is_ours(ours)
     monkeypatch.undo()
     asked: list[str] = []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from folded_log import fold_log
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.model.projection import Verdict
 from tidings.nats.client import connect
@@ -25,7 +26,6 @@ from tidings.nats.jetstream_api import (
     Steps,
 )
 from tidings.server.lease import Holder, StewardLease
-from tidings.server.log import fold_log
 from tidings.server.state import StateBucket
 from tidings.steward.intervals import Intervals
 from tidings.steward.retention import claim_floor, read_floor

@@ -15,8 +15,8 @@ from tidings.links.destination import LocalDestination, LocalSpace
 from tidings.links.events import GapDetected
 from tidings.links.link_store import BookedLink
 from tidings.links.replicator import Direction
-from tidings.links.running import LoopClock, RunningDirection
-from tidings.links.schema import MIGRATIONS
+from tidings.links.running_link import LoopClock, RunningDirection
+from tidings.links.schema import SCHEMA
 from tidings.links.source import PeerSource
 from tidings.nats.errors import NatsError
 from tidings.util.database import Database
@@ -41,7 +41,7 @@ async def carried(
     wanted = LinkDefinition(
         link=LINK, space=acme.info.id, peer=main.info.id, authority=authorization_epoch(record), channels=taken
     )
-    database = Database(root / "links.db", MIGRATIONS)
+    database = Database(root / "links.db", SCHEMA)
     row = await database.write(lambda c: books.open_link(c, wanted, b"s" * 32, now=1))
     direction = Direction(wanted, BookedLink(database, row.row), source, LocalDestination(local, LINK), clock)
     direction.listen(events.append)

@@ -17,7 +17,7 @@ from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.admin.link_peers import LinkPeers
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import ConflictError, DeniedError, PeerUnheard, UnknownPeer
-from tidings.links import mail_sync, side_syncs
+from tidings.links import mail_sync, running_link
 from tidings.links.local_socket import ask
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.steward import link_mail, linked_people, mail
@@ -38,7 +38,7 @@ def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_syncs, "EVERY", 0.1)
+    monkeypatch.setattr(running_link, "EVERY", 0.1)
     monkeypatch.setattr(mail_sync, "LOOK_AGAIN", 0.2)
 
 

@@ -11,7 +11,7 @@ import pytest
 import tidings
 from carried_links import LinkedSpaces, linked_spaces, status, worker
 from tidings.client.connect_direct import connect_directly
-from tidings.links import mail_sync, side_syncs
+from tidings.links import mail_sync, running_link
 from tidings.nats.aio import Connection
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
@@ -19,7 +19,7 @@ from tidings_testing.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_syncs, "EVERY", 0.1)
+    monkeypatch.setattr(running_link, "EVERY", 0.1)
     monkeypatch.setattr(mail_sync, "LOOK_AGAIN", 0.2)
 
 

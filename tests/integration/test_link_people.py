@@ -15,7 +15,7 @@ from tidings.admin.link_peers import LinkPeers
 from tidings.cli.main import main
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import DeniedError, UnknownPeer
-from tidings.links import side_syncs
+from tidings.links import running_link
 from tidings.links.local_socket import ask
 from tidings.steward import linked_people
 from tidings.util.private_files import write_private
@@ -31,7 +31,7 @@ def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_syncs, "EVERY", 0.1)
+    monkeypatch.setattr(running_link, "EVERY", 0.1)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from linked_spaces import unlinked
 from tidings.client.connect_direct import connect_directly
 from tidings.client.tasks import Job, TaskTicket
 from tidings.errors import BadSignature, DeniedError, PeerUnheard, TaskDead, TooLarge, UnknownPeer
-from tidings.links import side_syncs, task_sync
+from tidings.links import running_link, task_sync
 from tidings.steward import link_tasks
 from tidings.wire.ids import new_id
 from tidings_testing.real_space import RealSpace
@@ -28,7 +28,7 @@ def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_syncs, "EVERY", 0.1)
+    monkeypatch.setattr(running_link, "EVERY", 0.1)
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from folded_log import fold_log
 from tidings.admin.home import SpaceInfo
 from tidings.errors import DeniedError, TooLarge
 from tidings.model.projection import LogRecord, Table, Verdict
 from tidings.nats.client import Connection
 from tidings.nats.jetstream import JetStream
 from tidings.rpc.control import collect
-from tidings.server.log import fold_log, read_rulings
+from tidings.server.log import read_rulings
 from tidings.steward import agent_handlers
 from tidings.steward.admin_handlers import ACK_WAIT_NS, AdminHandlers
 from tidings.wire import rulings

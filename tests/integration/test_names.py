@@ -8,7 +8,7 @@ import pytest
 import tidings
 from hosting import adopt, host_in, inbox_of
 from tidings.admin.agents import AgentFile
-from tidings.admin.provisioning import ensure_agent
+from tidings.admin.identity import ensure_agent
 from tidings.client.connect_direct import connect_directly
 from tidings.client.message_json import job_json
 from tidings.errors import ConflictError, InvalidName, NameTaken

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 import tidings
+from folded_log import fold_log
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed, UsageError
 from tidings.nats.jetstream_api import EPOCH_KEY
-from tidings.server.log import fold_log
 from tidings.steward.service import Steward
 from tidings.util.private_files import write_private
 from tidings.wire.keys import KeyPair

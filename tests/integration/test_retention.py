@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from folded_log import fold_log
 from tidings.admin.agents import AgentFile
+from tidings.errors import UsageError
 from tidings.model.projection import Table
 from tidings.model.task_rules import TaskState
 from tidings.nats.errors import NoResponders
 from tidings.nats.jetstream import JetStream
-from tidings.server.log import fold_log
 from tidings.server.state import StateBucket
 from tidings.server.streams import GateState, gate_state
 from tidings.steward import retention, side_streams, store_watch
@@ -69,7 +70,7 @@ async def a_round(space: RealSpace) -> RetentionFloors:
 
 
 def test_the_floor_is_the_least_of_what_counts() -> None:
-    on, off = Space(op="x"), Space(op="x", parts=Parts(deliver="off", archive="off"))
+    on, off = (Space(op="x", parts=Parts(deliver=each, archive=each)) for each in ("on", "off"))
     reported = {"deliver": 40, "archive": 30, "link.east": 20}
     assert RetentionFloors(50, counted_parts(on, reported)).floor == 20
     assert RetentionFloors(10, counted_parts(on, reported)).floor == 10
@@ -79,6 +80,7 @@ def test_the_floor_is_the_least_of_what_counts() -> None:
     assert RetentionFloors(10, counted_parts(on, reported)).held_by is None
 
 
+@pytest.mark.usefixtures("archive_exists")
 async def test_a_pipeline_that_was_never_started_holds_everything_until_it_is_switched_off(space: RealSpace) -> None:
     await space.add("ada")
     async with space.agent("ada") as ada, space.core() as js:
@@ -103,6 +105,7 @@ async def test_a_pipeline_that_was_never_started_holds_everything_until_it_is_sw
         assert (await ada.control.call("member", "join", pattern="general"))["state"] == "resumed"
 
 
+@pytest.mark.usefixtures("archive_exists")
 async def test_the_slowest_part_holds_the_floor(space: RealSpace) -> None:
     await space.add("ada")
     async with space.agent("ada") as ada, space.core() as js:
@@ -422,13 +425,15 @@ async def side(js: JetStream, stream: str) -> int:
     return int((await js.info(stream))["state"]["messages"])
 
 
-async def test_a_new_space_does_without_an_archive_until_its_owner_wants_one(space: RealSpace) -> None:
-    parts = serving(space).space.settings()["parts"]
-    assert parts == {"deliver": "on", "archive": "off"}
-    await set_space(space, parts={"archive": "on"})
-    await space.stop_steward()
-    await space.start_steward()
-    assert serving(space).space.settings()["parts"]["archive"] == "on", "only a new space is given that"
+async def test_an_archive_is_off_and_switching_it_on_is_refused_until_one_exists(space: RealSpace) -> None:
+    assert serving(space).space.settings()["parts"] == {"deliver": "on", "archive": "off"}
+    with pytest.raises(UsageError, match="Cannot set archive=on: the archive does not exist yet"):
+        await set_space(space, keep_age=0, parts={"archive": "on"})
+    await set_space(space, parts={"archive": "off"})
+    assert (serving(space).space.settings()["parts"]["archive"], serving(space).space.settings()["keep_age"]) == (
+        "off",
+        None,
+    )
 
 
 @pytest.fixture
@@ -440,6 +445,7 @@ async def calm(tmp_path: Path) -> AsyncIterator[RealSpace]:
         yield space
 
 
+@pytest.mark.usefixtures("archive_exists")
 async def test_receipts_go_by_age_once_the_archive_has_them_and_are_counted(calm: RealSpace) -> None:
     space, s = calm, calm.subjects
     async with space.core() as js:
@@ -459,6 +465,7 @@ async def test_receipts_go_by_age_once_the_archive_has_them_and_are_counted(calm
         assert (await serving(space).health.facts())["removed"]["receipts"] == 6
 
 
+@pytest.mark.usefixtures("archive_exists")
 async def test_a_side_stream_that_is_nearly_full_loses_its_oldest_or_says_who_holds_it(calm: RealSpace) -> None:
     space, s = calm, calm.subjects
     await set_space(space, parts={"archive": "on"})

@@ -9,11 +9,11 @@ import pytest
 
 from tidings.admin.creation import broker_config
 from tidings.admin.home import SpaceHome
+from tidings.admin.moving import compare_streams, copy_stream
 from tidings.client.connect_direct import connect_directly
 from tidings.errors import UnhealthyError
 from tidings.nats.jetstream_api import ApiError
 from tidings.server.nats_server import Broker, free_port
-from tidings.server.stream_copy import compare_streams, copy_stream
 from tidings.server.streams import stream_specs
 from tidings_testing.real_space import RealSpace
 

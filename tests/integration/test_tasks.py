@@ -332,6 +332,7 @@ async def test_a_dead_letter_is_tried_again_or_dropped_and_stays_so_after_a_rest
         assert (await raw.control.call("dead", "list"))["dead"] == []
 
 
+@pytest.mark.usefixtures("archive_exists")
 async def test_settled_tasks_leave_the_queue_unless_the_archive_still_needs_them(space: RealSpace) -> None:
     async with space.administer() as admin:
         await admin.ask("space_set", parts={"archive": "on"})

@@ -431,7 +431,7 @@ export function readFrame(data) {
   const frame = msgpack(data);
   needs(Array.isArray(frame) && frame.length >= 8, "frame", "not an array of eight");
   const [version, owner, epoch, series, number, prev, lost, blocks] = frame.map(small);
-  needs(version === 1 || version === 2, "frame", "version");
+  needs(version === 1, "frame", "version");
   needs([owner, epoch, series].every(isText) && points(series) >= 1 && points(series) <= 128, "frame", "texts");
   needs(isCount(number) && number >= 1, "frame", "number");
   needs(prev === null || (Array.isArray(prev) && prev.length === 3 && prev.every(isCount)), "frame", "prev");
@@ -443,7 +443,7 @@ export function readFrame(data) {
     needs((codec === 0 || codec === 1) && isCount(count) && count >= 1 && count <= 4096, "frame", "codec or count");
     needs(isCount(first) && isCount(last) && isCount(rawSize) && rawSize >= 1 && rawSize <= 307200, "frame", "sizes");
     if (body instanceof Uint8Array) return { codec, count, first, last, rawSize, body };
-    needs(version === 2 && block.length >= 10, "frame", "neither a body nor a reference");
+    needs(block.length >= 10, "frame", "neither a body nor a reference");
     const [size, channel, name, key, packed] = block.slice(5).map(small);
     needs(isCount(size) && size >= 17 && size <= 307216, "frame", "size");
     needs(isText(channel) && isChannel(channel), "frame", "channel");
@@ -452,7 +452,7 @@ export function readFrame(data) {
     needs(seqs.length === count && seqs.at(-1) === last, "frame", "sequences");
     return { codec, count, first, last, rawSize, ref: { size, channel, name: Buffer.from(name).toString("hex"), key, seqs } };
   });
-  needs(read.reduce((sum, block) => sum + block.count, 0) <= (version === 1 ? 256 : 4096), "frame", "too many messages");
+  needs(read.reduce((sum, block) => sum + block.count, 0) <= 4096, "frame", "too many messages");
   needs(read.filter((block) => block.ref).length <= 32, "frame", "too many references");
   return { owner, epoch, series, number, prev, lost, blocks: read };
 }

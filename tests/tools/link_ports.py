@@ -33,7 +33,7 @@ from tidings.links.ports import (
     OriginIdentity,
     PeerFacts,
 )
-from tidings.links.schema import MIGRATIONS
+from tidings.links.schema import SCHEMA
 from tidings.wire.links import MOST_HOPS, GapKind, LinkedRecord, LinkGap, LinkPage, Token
 from tidings.wire.patterns import covers_any
 
@@ -641,7 +641,7 @@ class Books:
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
-        self.connection.executescript(";".join(MIGRATIONS.steps))
+        self.connection.executescript(SCHEMA.sql)
         self.connection.execute("PRAGMA foreign_keys = ON")
 
     def copy(self) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 #: what makes a page of the documentation is no command
-NO_COMMANDS = ("__init__", "__main__", "error_page", "http_page", "operation_page")
+NO_COMMANDS = ("__init__", "__main__")
 COMMANDS = sorted({path.stem for path in (ROOT / "src/tidings/cli").glob("*.py")} - {*NO_COMMANDS})
 WITHOUT_EXTRAS = (
     "tidings",

@@ -38,7 +38,6 @@ from tidings.nats import jwt
 from tidings.nats.client import Connection, close_quietly, connect
 from tidings.nats.jetstream import JetStream
 from tidings.rpc.control import ControlClient
-from tidings.server import grants
 from tidings.server.keyring import Keyring
 from tidings.server.resolver import push_token
 from tidings.server.streams import ensure_streams
@@ -228,8 +227,8 @@ class Administrator:
         return jwt.split_credentials(path.read_text())[1].id == row.id
 
     async def reconcile(self) -> list[str]:
-        """After a start: finish rows, renew tokens, write again what a log that went backwards has forgotten."""
-        done = [*await self.finish(), *await self._renew_rights()]
+        """After a start: finish rows, write again what a log that went backwards has forgotten."""
+        done = [*await self.finish()]
         rows = sorted(
             (row for row in self.ledger.rows() if row.state in ("revoked", "undone", "active")),
             key=self._reconcile_order(),
@@ -245,16 +244,6 @@ class Administrator:
                 elif row.state != "active" and known is not None and not known["revoked"]:
                     await self.ask("revoke", id=row.id)
                     done.append(f"wrote the revocation of {row.name} again: the log had lost it")
-        return done
-
-    async def _renew_rights(self) -> list[str]:
-        """New tokens for agents whose own were made with the rights of an older version; nobody is cut for that."""
-        done = []
-        for row in self.ledger.rows():
-            if row.state == "active" and row.rights < grants.AGENT_RIGHTS and not row.barred:
-                changed, _, _ = await self._change(row, rights_of(row), row.withheld)
-                self.ledger.put(changed, state="active")
-                done.append(f"gave {row.name} a credential with the rights of this version")
         return done
 
     async def renew(self) -> list[str]:
@@ -351,7 +340,6 @@ class Administrator:
             withheld=withheld,
             invited=invited,
             lifetime=lifetime,
-            rights=grants.AGENT_RIGHTS,
         )
         self.ledger.put(row)
         failpoints.reach("add.after_ledger")
@@ -464,7 +452,6 @@ class Administrator:
             withheld=withheld,
             lifetime=lifetime,
             state="changing",
-            rights=grants.AGENT_RIGHTS,
         )
         failpoints.reach("access.after_ledger")
         self._rewrite_creds(changed)

@@ -125,14 +125,12 @@ class Issued:
     invited: str = ""
     #: seconds for which a token of it holds; another is made when half of them are over. 0: for ever
     lifetime: int = 0
-    #: which `grants.AGENT_RIGHTS` its token was made with
-    rights: int = 1
     #: how often this row was written
     version: int = 0
 
     @property
     def age(self) -> tuple[int, int]:
-        """Of two states of one row the later one has the greater. Seconds first: older versions of us did not count."""
+        """Orders two states of one row. Seconds first: a copy of the row that was put back has counted less."""
         return max(self.iat, self.void_until), self.version
 
     def is_due(self, now: float) -> bool:

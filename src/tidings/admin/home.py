@@ -61,11 +61,11 @@ class SpaceInfo:
     epoch: str
     open: bool
     created: str
-    #: of whoever was invited; a space of an older layout has none yet
+    #: of whoever was invited
     invite_account: str = ""
-    #: of the workers of links; the same
+    #: of the workers of links
     link_account: str = ""
-    #: which accounts and credentials it has (`admin/layout.py`); the first one said nothing about it
+    #: which accounts and credentials it has (`admin/layout.py`)
     layout: int = 1
     #: the address on which other machines reach it; none: loopback only, and in plain
     listen: str = ""
@@ -256,7 +256,7 @@ class SpaceHome:
             raise ConfigError(f"{self.info_path} is damaged: {error}") from error
 
     def write_info(self, info: SpaceInfo) -> None:
-        # what nobody chose is not written: a version that does not know it can read the file
+        # what nobody chose is not written
         chosen = [each.name for each in fields(SpaceInfo) if getattr(info, each.name) != each.default]
         lines = [f"{name} = {_toml(getattr(info, name))}" for name in chosen]
         write_private(self.info_path, "# written by tidings\n" + "\n".join(lines) + "\n")

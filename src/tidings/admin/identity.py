@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tidings.admin.administration import administer
+from tidings.admin.agents import AgentFile, Ledger
 from tidings.admin.home import SpaceHome
-from tidings.admin.provisioning import ensure_agent
-from tidings.errors import ConfigError, ConflictError, TidingsError, UsageError, WireError
+from tidings.errors import AuthRevoked, ConfigError, ConflictError, DeniedError, TidingsError, UsageError, WireError
 from tidings.nats import jwt
 from tidings.nats.address import moved, parse_addresses, shown, with_authority
 from tidings.util.private_files import check_private, read_plain, read_private, write_private
@@ -22,6 +23,7 @@ from tidings.wire.keys import KeyPair
 from tidings.wire.names import check_agent_name, check_token
 from tidings.wire.subjects import Subjects
 
+OPEN_ACCESS = (">",)
 #: the version of a bundle
 BUNDLE = 1
 
@@ -150,3 +152,30 @@ def move_bundle(path: Path, urls: Sequence[str]) -> Identity:
     bundle = json.loads(read_private(path))
     write_private(path, json.dumps(bundle | {"url": url}, indent=1) + "\n")
     return bundle_identity(path)
+
+
+async def ensure_agent(home: SpaceHome, name: str) -> bool:
+    """Makes sure that `name` has a credential here. Returns whether one was made.
+
+    An open space is no second security model. The agent gets a key, an access record and a credential like any other;
+    what is open is only who may ask for them: every program of the same user on this machine.
+    """
+    info = home.read_info()
+    newest = Ledger(home.issued).newest(name)
+    if newest is not None and newest.state == "active" and home.agent_creds(name).exists():
+        return False
+    if newest is not None and newest.state in ("revoking", "revoked"):
+        raise AuthRevoked(f"agent {name} was revoked; only `tidings agent add {name}` brings the name back")
+    if newest is not None and newest.invited and not home.agent_creds(name).exists():
+        raise DeniedError(newest.elsewhere)
+    if not info.open and not home.agent_creds(name).exists():
+        raise DeniedError(
+            f"there is no agent {name} in space {info.name}, and the space is not open: "
+            f"`tidings agent add {name} --space {info.name}`"
+        )
+    async with administer(home, f"provisioning {name}") as admin:
+        if not info.open:
+            await admin.finish()  # its add was interrupted; the credential is here already
+            return False
+        agent = AgentFile(name, read=OPEN_ACCESS, post=OPEN_ACCESS, description="provisioned on first use")
+        return (await admin.add(agent, existing_ok=True)).created

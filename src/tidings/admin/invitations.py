@@ -153,8 +153,7 @@ class Invitations:
         try:
             text = read_plain(path)
             found = msgspec.json.decode(text, type=Invitation)
-            # rows of a version that knew no links have no `link`
-            if {"link": None, **json.loads(text)}.keys() == asdict(found).keys() and found.id == invitation_id:
+            if json.loads(text).keys() == asdict(found).keys() and found.id == invitation_id:
                 return found
         except FileNotFoundError:
             return None

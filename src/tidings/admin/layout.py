@@ -1,23 +1,8 @@
-"""The layout of a space: its accounts on the broker and the credentials of its roles, by version.
+"""The layout of a space: its accounts on the broker and the credentials of its roles.
 
 An account's token says what it exports and imports, a role's what it may do; both are derived from `server/grants.py`
-and written once per layout: when the space is created, and when `tidings up` finds it was made by an older one. Then
-everything is derived afresh with the same keys, before the broker starts: the store belongs to CORE's key and stays,
-and what was revoked is taken from the ledger. A role's older token is void from then on, so a credential that was
-copied from an older layout, with its wider rights, opens nothing. `space.toml` is written last: whatever interrupts
-this, the next start does it again. Agents keep their tokens; if theirs need other rights (`grants.AGENT_RIGHTS`), the
-administrator gives them new ones once the steward runs.
-
-Whoever changes a grant raises `LAYOUT`; `tests/unit/admin/test_layout.py` notices.
-
-    1   CORE and AGENTS; the pipeline's user in CORE
-    2   the pipeline in an account of its own, PIPE, that imports its calls and nothing else
-    3   a watcher in SYS that sees and closes connections of agents
-    4   sealed blocks: the pipeline writes them, agents get one by its name
-    5   whoever was invited has an account of its own, INVITE, that asks the steward for one thing
-    6   the workers of links have an account of their own, LINK: linked spaces ask for pages, our own worker admits
-    7   our own worker puts direct messages of linked spaces into mailboxes
-    8   and tasks of theirs into queues
+when the space is created, and again when it moves to another broker. A role's token from before is void then, so that
+a copy of it opens nothing. A space whose layout is newer than `LAYOUT` is refused.
 """
 
 from __future__ import annotations
@@ -38,16 +23,11 @@ from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.keys import KeyPair
 from tidings.wire.subjects import Subjects
 
-LAYOUT = 8
+LAYOUT = 1
 
 
 def check_layout(info: SpaceInfo) -> None:
-    """Refuse to derive tokens for a space of another layout: they would not fit what its broker serves."""
-    if info.layout < LAYOUT:
-        raise ConfigError(
-            f"space {info.name} was last started by an older Tidings (layout {info.layout}, this one writes {LAYOUT}): "
-            f"`tidings down --space {info.name}`, then `tidings up --space {info.name}` brings it here; nothing is lost"
-        )
+    """Refuses to derive tokens for a space of a newer layout: they would not fit what its broker serves."""
     if info.layout > LAYOUT:
         raise ConfigError(
             f"space {info.name} has layout {info.layout} and this Tidings knows up to {LAYOUT}: "
@@ -66,18 +46,6 @@ def lay_out(home: SpaceHome, keyring: Keyring) -> None:
     unlinked = LinkLedger.below(home, keyring.core.id).revocations()
     tokens = keyring.account_tokens(Subjects(home.name), revoked, voided.read(), uninvited, unlinked)
     write_tokens(home.resolver, tokens)
-
-
-def migrate(home: SpaceHome) -> str | None:
-    """Bring a space that is down to this layout. Answers what was done, in words, or None."""
-    info = home.read_info()
-    if info.layout >= LAYOUT:
-        check_layout(info)
-        return None
-    keyring = Keyring.extend(home.keys)
-    lay_out(home, keyring)
-    home.update_info(layout=LAYOUT, invite_account=keyring.invite.id, link_account=keyring.link.id)
-    return f"brought space {info.name} from layout {info.layout} to {LAYOUT}: its roles have new credentials"
 
 
 def make_pipeline_creds(home: SpaceHome, keyring: Keyring) -> None:
@@ -105,7 +73,7 @@ def _steward_creds(home: SpaceHome, keyring: Keyring, voided: Voided) -> None:
 
 
 def _pipeline_creds(home: SpaceHome, keyring: Keyring, voided: Voided) -> None:
-    """A new user: copies of the older credential may lie on the machines of a cluster."""
+    """A new user: copies of the credential before may lie on the machines of a cluster."""
     voided.add(home.pipeline_creds)
     home.pipeline_creds.unlink(missing_ok=True)
     make_pipeline_creds(home, keyring)

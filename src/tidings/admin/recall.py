@@ -6,7 +6,7 @@ the space, and before anything is derived from the ledger the two are compared: 
 key comes back that was cut. What was brought up to date is noted, and `status` says it until it is acknowledged. The
 log is not looked at here: the administrator writes again what it lost, as for any log that went backwards.
 
-If nothing is remembered (an older version, another machine), the ledger is believed, and what it took is remembered.
+If nothing is remembered (another machine), the ledger is believed, and what it took is remembered.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One agent's connection to its space, for short-lived programs such as the command line.
 
 It finds the agent's credential, connects, and hands out a `ControlClient`. In an open space an agent that does not
-exist yet is provisioned by whoever may read the space's keys; that is `provisioning.py`, not this module.
+exist yet is provisioned by whoever may read the space's keys; that is `identity.ensure_agent`, not this module.
 """
 
 from __future__ import annotations

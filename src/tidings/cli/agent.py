@@ -310,7 +310,7 @@ def rotate(
 def _unread_at_host(ctx: Context, row: Issued) -> str:
     """What the host of this home received for a key and nobody read: it is kept under that key."""
     from tidings.host.inbox import unread_of
-    from tidings.host.schema import MIGRATIONS
+    from tidings.host.schema import SCHEMA
     from tidings.util.database_snapshot import look
 
     file = ctx.home.home / "host.db"
@@ -318,7 +318,7 @@ def _unread_at_host(ctx: Context, row: Issued) -> str:
         return ""
     space_id = ctx.home.read_info().id
     try:
-        counts = look(file, MIGRATIONS, lambda c: unread_of(c, space_id, row.id))
+        counts = look(file, SCHEMA, lambda c: unread_of(c, space_id, row.id))
     except StoreError as error:  # boundary: whoever needs a new key gets one, whatever became of the inbox
         output.say(f"note: what the host holds for {row.name} is not known: {error}")
         return ""

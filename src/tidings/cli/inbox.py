@@ -194,14 +194,14 @@ def _from_file(ctx: Context, channel: str | None, count: int) -> int:
     from tidings.host import inbox as store
     from tidings.host import serialise
     from tidings.host.directory import names_in
-    from tidings.host.schema import MIGRATIONS
+    from tidings.host.schema import SCHEMA
     from tidings.util.database_snapshot import look
 
     key = ctx.require_key()
     wanted = store.Wanted(unread=True, channel=channel, limit=count)
     mine = (ctx.space_id, key.id)
     file = ctx.home.home / "host.db"
-    rows, names = look(file, MIGRATIONS, lambda c: (store.listed(c, *mine, wanted), names_in(c, mine[0])))
+    rows, names = look(file, SCHEMA, lambda c: (store.listed(c, *mine, wanted), names_in(c, mine[0])))
     for row in rows:
         _show(ctx, serialise.mail(row, key, names | {key.id: ctx.agent}))
     return len(rows)
@@ -338,7 +338,7 @@ async def _all_aside(agent: HostEndpoint) -> list[Message]:
 def _aside_in_file(ctx: Context) -> list[Message]:
     from tidings.host import inbox as store
     from tidings.host import serialise
-    from tidings.host.schema import MIGRATIONS
+    from tidings.host.schema import SCHEMA
     from tidings.util.database_snapshot import look
 
     mine = (ctx.space_id, ctx.require_key().id)
@@ -347,7 +347,7 @@ def _aside_in_file(ctx: Context) -> list[Message]:
     def page(connection: Connection) -> list[store.Aside]:
         return store.aside(connection, *mine, found[-1].row if found else 0)
 
-    while more := look(ctx.home.home / "host.db", MIGRATIONS, page):
+    while more := look(ctx.home.home / "host.db", SCHEMA, page):
         found += more
     return [serialise.aside(each) for each in found]
 

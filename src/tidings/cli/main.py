@@ -17,7 +17,6 @@ from typer import Option
 
 from tidings.cli import about, output
 from tidings.cli.context import Group
-from tidings.cli.plain_values import use_plain_values
 from tidings.errors import TidingsError
 
 #: what can be typed, by what people do: the name of a command, its module (of this package unless it has a dot), and
@@ -103,7 +102,6 @@ def command(names: tuple[str, ...] = ALL) -> Any:
                     app.add_typer(found, name=name, rich_help_panel=panel)
                 else:
                     app.command(name, rich_help_panel=panel)(found)
-    use_plain_values()
     return typer.main.get_command(app)
 
 

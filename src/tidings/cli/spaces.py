@@ -100,13 +100,13 @@ def set_settings(
     """Change settings of a space; what is not named stays.
 
     Settings: class=live|durable, replay=on|off, replay_window=1h, channels=open|listed, deliver=on|off,
-    archive=on|off, keep_age=7d, keep_bytes=1G, keep_unread=14d (mail that nobody reads is given up after that, and
-    told), quota.records=1000 and quota.bytes=16M (what one sender may publish each second for long; 0: no limit),
-    retention.receipts=30d. An empty value goes back to the default.
+    archive=off (there is no archive yet), keep_age=7d, keep_bytes=1G, keep_unread=14d (mail that nobody reads is given
+    up after that, and told), quota.records=1000 and quota.bytes=16M (what one sender may publish each second for long;
+    0: no limit), retention.receipts=30d. An empty value goes back to the default.
 
     Examples:
       tidings space set class=live
-      tidings space set keep_age=7d archive=off
+      tidings space set keep_age=7d deliver=off
     """
     answer = _ask(ctx, "space_set", **parse_settings(assignments))
     ctx.end_if_json(answer["space"])

@@ -71,7 +71,7 @@ class BlockReader:
                     connection = await self.connection.ready(CONNECTION_PATIENCE)
                     self.asked += 1
                     answer = await connection.request(self.opener.subjects.block_get(name), timeout=PATIENCE)
-            except (NoResponders, PublishDenied):  # no such stream; or a token from before there were blocks
+            except (NoResponders, PublishDenied):  # no such stream, or no right to ask
                 return "refused", ()
             except TimeoutError:
                 return "no answer", CLUSTER_PAUSES if connection.info.get("cluster") else (0.0,)

@@ -379,12 +379,10 @@ def _refusal(prepared: Prepared, error: dict[str, Any]) -> TidingsError:
 def _no_room(prepared: Prepared, words: str) -> TidingsError:
     to = prepared.destination
     if "per subject" in words and prepared.kind == "dm":
-        return MailboxFull(
-            f"the mailbox of {to} is full from you: 1,000 messages of yours wait there to be read and archived"
-        )
+        return MailboxFull(f"the mailbox of {to} is full from you: 1,000 messages of yours wait there to be read")
     if "per subject" in words and prepared.kind == "task":
         return QueueFull(
-            f"the queue of {to} is full from you: 1,000 tasks of yours wait there to be finished and archived; "
+            f"the queue of {to} is full from you: 1,000 tasks of yours wait there to be finished; "
             "wait for their results before you ask for more"
         )
     return LogFull(f"the broker has no room for this message: {words}")

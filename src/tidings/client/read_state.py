@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-import msgspec
-
 from tidings.client.state_file import Journal, KeptAs, SavedState
 from tidings.wire.marks import Stamp
 from tidings.wire.names import is_channel
@@ -330,8 +328,6 @@ class ReadState:
         self.remembers = path is not None and path.exists()
         #: where the newest that was settled is kept; None if nobody said
         self.kept_as: KeptAs | None = None
-        #: made before anybody said where what was settled is kept
-        self.is_unproven = False
         #: it was forgotten once (`forget_all`): frames that were acknowledged before that do not come again, so what is
         #: missing is read from the log. For good, because it costs a look there at each start and nothing else
         self.reads_again = False
@@ -350,8 +346,7 @@ class ReadState:
         self.known = Sequences(saved.sequences)
         self.numbers = saved.frames
         self.marks = LogMarks(saved.marks)
-        self.reads_again, self.is_unproven = saved.reads_again, saved.kept_as is msgspec.UNSET
-        self.kept_as = saved.kept_as or None
+        self.reads_again, self.kept_as = saved.reads_again, saved.kept_as
 
     def _load_journal(self) -> None:
         """What happened after the state file was written, until the process ended."""
@@ -418,11 +413,6 @@ class ReadState:
         for seen in self.channels.values():
             seen.rewind(agreed)
 
-    @property
-    def is_blank(self) -> bool:
-        """Was nothing ever settled?"""
-        return not self._identities and not len(self.known)
-
     def note_kept(self, kept: KeptAs) -> None:
         """What is settled from now on is in an inbox up to this row."""
         if self.kept_as is None or kept.row > self.kept_as.row:
@@ -438,7 +428,7 @@ class ReadState:
         self.forgotten = 0
         self.known = Sequences()
         self.numbers = {}
-        self.kept_as, self.is_unproven, self.reads_again, self._dirty = None, False, True, True
+        self.kept_as, self.reads_again, self._dirty = None, True, True
         for memory in (self._identities, self.handed, self._out, self._newest):
             memory.clear()
 

@@ -51,8 +51,7 @@ class SavedState(msgspec.Struct, kw_only=True):
     sequences: list[tuple[int, int]] = []
     #: series -> number of the last frame up to which all were settled
     frames: dict[str, int] = {}
-    #: UNSET in a file that was made before anybody said where what was settled is kept
-    kept_as: KeptAs | msgspec.UnsetType | None = msgspec.UNSET
+    kept_as: KeptAs | None = None
     reads_again: bool = False
     marks: list[Stamp] = []
 

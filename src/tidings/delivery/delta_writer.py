@@ -178,7 +178,7 @@ class DeltaWriter:
         return properties | ({"delta.dataSkippingStatsColumns": ",".join(self._indexed)} if self._indexed else {})
 
     def _check(self, table: DeltaTable) -> None:
-        """Made by an older version, it gets what is new; made by somebody else, it is refused."""
+        """Refuses a table that is not ours; sets the properties that it lacks."""
         present = table.metadata().configuration
         if FORGETS in present:
             raise ConfigError(f"{self.uri} would forget which batches are done: take {FORGETS} from its properties")
@@ -186,8 +186,8 @@ class DeltaWriter:
         ours = Schema.from_arrow(self.schema).fields
         if wrong := [field.name for field in ours if field.name in theirs and theirs[field.name].type != field.type]:
             raise ConfigError(f"{self.uri} has another type in {', '.join(wrong)}: is it the table you mean?")
-        if missing := [field for field in ours if field.name not in theirs]:
-            table.alter.add_columns(missing)
+        if missing := [field.name for field in ours if field.name not in theirs]:
+            raise ConfigError(f"{self.uri} has no column {', '.join(missing)}: is it the table you mean?")
         if lacking := {name: value for name, value in self._properties().items() if name not in present}:
             table.alter.set_table_properties(lacking)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidings.client.publishing import Kind
-from tidings.errors import NotLookedFor, UnreachableError, UsageError
+from tidings.errors import NotLookedFor, UnreachableError
 from tidings.host.outbox import Lane, OutboxRow, OutboxStore
 from tidings.host.outbox_views import COLUMNS, as_row
 from tidings.wire.ids import id_time_ms
@@ -118,10 +118,7 @@ class DuplicateCheck:
         rows = [row, *await self._store.database.read(lambda c: _waiting(c, lane, row.row, AT_ONCE - 1))]
         asked = frozenset(each.id for each in rows)
         since = min(first_tried(each) for each in rows) / 1000
-        try:
-            found = await looker.which_stored(row.kind, row.destination, sorted(asked), since)  # type: ignore[arg-type]
-        except UsageError:  # a steward of an earlier release: each is looked for by itself
-            return _Look(now, tick, asked, asked)
+        found = await looker.which_stored(row.kind, row.destination, sorted(asked), since)  # type: ignore[arg-type]
         return _Look(now, tick, asked, asked & found)
 
     def _forget_old_looks(self) -> None:

@@ -52,7 +52,7 @@ from tidings.host.outbox_transitions import reused
 from tidings.host.publishers import SessionPublisher, SessionPublishers
 from tidings.host.receiver import Receiver, Unkept
 from tidings.host.registry import Adopted, Registry, Scope, Source, check_source, identity_of
-from tidings.host.schema import MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.server.config import SYNC_SECONDS
 from tidings.util.database import Database
 from tidings.util.failpoints import reach
@@ -274,7 +274,7 @@ class Host:
 
     async def open(self) -> None:
         """Take the database, and go on for every agent it knows. Does not wait for any broker."""
-        self.database = await asyncio.to_thread(Database, self.home / "host.db", MIGRATIONS, clock=self._clock)
+        self.database = await asyncio.to_thread(Database, self.home / "host.db", SCHEMA, clock=self._clock)
         try:
             self.outbox = OutboxStore(self.database, Terms(f"run {new_id()}"), self._tick)
             await self.outbox.recover()

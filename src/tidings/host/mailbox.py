@@ -24,7 +24,7 @@ from tidings.host.directory import names_in
 from tidings.host.inbox import Bound, InboxRow, InboxStore, Wanted
 from tidings.host.receiver import Receiver
 from tidings.host.registry import Scope, Source, identity_of
-from tidings.host.schema import MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.util.database import Database
 from tidings.util.failpoints import reach
 from tidings.util.private_files import lock_holder, locked, private_dir
@@ -90,7 +90,7 @@ def is_wanted(home: Path) -> bool:
 async def open_mailbox(home: Path, source: Source, bound: Bound | None = None) -> AsyncIterator[LocalInbox]:
     """The inbox of an agent. Needs no space: see `LocalInbox.receive`."""
     identity = await identity_of(source)
-    database = await asyncio.to_thread(Database, home / "host.db", MIGRATIONS)
+    database = await asyncio.to_thread(Database, home / "host.db", SCHEMA)
     try:
         yield LocalInbox(home, source, identity, await InboxStore.open(database, bound or bound_of(home)))
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 from tidings.errors import UnknownMessage
 from tidings.host import outbox_views, serialise
 from tidings.host.outbox_views import OutboxRow
-from tidings.host.schema import MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.util.database_snapshot import look
 
 Json = dict[str, Any]
@@ -31,25 +31,25 @@ class OutboxFile:
     def outbox(self, state: str | None = None, limit: int = 50, before: int | None = None) -> list[Json]:
         """Newest first; `before`: rows below that one."""
         states, below = (state,) if state else (), before or NEWEST
-        rows = look(self.path, MIGRATIONS, lambda c: outbox_views.newest(c, *self._mine, states, below, limit))
+        rows = look(self.path, SCHEMA, lambda c: outbox_views.newest(c, *self._mine, states, below, limit))
         return [serialise.owed(row) | self._destination(row) for row in rows]
 
     def outbox_row(self, message_id: str) -> Json:
         """One row, with `chain`: what it replaced and what replaced it."""
-        row = look(self.path, MIGRATIONS, lambda c: outbox_views.find(c, *self._mine, message_id))
+        row = look(self.path, SCHEMA, lambda c: outbox_views.find(c, *self._mine, message_id))
         if row is None:
             raise UnknownMessage(f"the outbox of {self._name} has no message {message_id}: list it to see what it has")
         waits = self._why_it_waits() if row.state in WAITING else []
-        chain = look(self.path, MIGRATIONS, lambda c: outbox_views.chain(c, row.row))
+        chain = look(self.path, SCHEMA, lambda c: outbox_views.chain(c, row.row))
         return serialise.owed_with_chain(row, chain) | self._destination(row) | {"waits": waits}
 
     def _why_it_waits(self) -> list[str]:
         """What keeps a row here: a space that was held back stays so when a host runs again."""
-        spaces = look(self.path, MIGRATIONS, outbox_views.spaces)
+        spaces = look(self.path, SCHEMA, outbox_views.spaces)
         held = (each for each in spaces if each.space == self._mine[0] and each.paused_at is not None)
         return [*(serialise.held_back(self._space, each.pause_reason) for each in held), NO_HOST]
 
     def _destination(self, row: OutboxRow) -> Json:
         if row.kind != "dm":
             return {}
-        return {"to_name": look(self.path, MIGRATIONS, lambda c: outbox_views.named(c, row))}
+        return {"to_name": look(self.path, SCHEMA, lambda c: outbox_views.named(c, row))}

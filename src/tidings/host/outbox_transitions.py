@@ -7,9 +7,9 @@
 
 A row in flight is leased: owner, attempt and expiry. Whoever settles states all of it, so a late or foreign answer
 changes nothing; that a message arrived after all is noted beside the state. A lane is (space, sender, kind,
-destination): its oldest owed row goes first and alone. How it is kept until the broker has it on disk is in
-`outbox_horizon`, how it ends without having left in `outbox_ends`, reading in `outbox_views`. `OutboxStore`
-(`outbox.py`) runs all of them in the writer. What is sent, and how, is not known here.
+destination): its oldest owed row goes first and alone. How it is kept until the broker has it on disk, and how it ends
+without having left, is in `outbox.py`, whose `OutboxStore` runs all of them in the writer. Reading is in
+`outbox_views`. What is sent, and how, is not known here.
 """
 
 from __future__ import annotations

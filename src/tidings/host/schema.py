@@ -4,9 +4,6 @@ A row without space, sender and destination cannot be written; a lease exists ex
 confirmed has a place in the broker's log; a terminal state never changes; who sent what where never changes; no id is
 ever freed; at most one row of a lane is in flight. Times are milliseconds since 1970 by the clock of this host.
 
-The first released schema is version 7: a file of the version before the release opens as it is, one of an earlier one
-is refused by name. A later version is a step that is added at the end; a step that was released is never edited.
-
 The rules of the outbox are checked with every row that is accepted, leased and confirmed, so they are written the way
 SQLite is quick at: one CASE of the state instead of a check for each pair of columns, and comparisons instead of lists
 of more than two, for which it builds a table each time.
@@ -14,7 +11,7 @@ of more than two, for which it builds a table each time.
 
 from __future__ import annotations
 
-from tidings.util.database import Migrations
+from tidings.util.database import Schema
 
 #: "Tdgs"
 APPLICATION_ID = 0x54646773
@@ -193,6 +190,9 @@ CREATE TABLE inbox (
   told TEXT NOT NULL DEFAULT 'nothing' CHECK (told IN ('nothing', 'delivered', 'read')),
   -- its content is gone; that it came is never forgotten
   expired_at INTEGER,
+  -- of what came over a link: the space it was said in, by the name that had here then, and by its id
+  origin TEXT NOT NULL DEFAULT '',
+  origin_id TEXT NOT NULL DEFAULT '',
   UNIQUE (space, recipient, sender, id),
   CHECK (kind = 'notice' OR (kind = 'channel') = (channel IS NOT NULL)),
   CHECK ((kind = 'notice') = (sender = 'tidings')),
@@ -217,7 +217,7 @@ CREATE VIEW inbox_text AS SELECT row, text FROM inbox WHERE expired_at IS NULL;
 
 CREATE TRIGGER inbox_identity BEFORE UPDATE OF
   row, space, recipient, sender, id, sender_name, kind, channel, seq, sent_at, logged_at, received_at, priority,
-  reply_to, context, historical, sealed, mentions_me, wakes ON inbox
+  reply_to, context, historical, sealed, mentions_me, wakes, origin, origin_id ON inbox
 BEGIN SELECT RAISE(ABORT, 'what was received never changes'); END;
 
 CREATE TRIGGER inbox_content BEFORE UPDATE OF text, raw, expired_at ON inbox
@@ -326,6 +326,10 @@ CREATE TABLE directory (
   name TEXT NOT NULL CHECK (name <> ''),
   -- a JSON list
   roles TEXT NOT NULL,
+  -- of an agent of a linked space: do direct messages go there, its id, and can its roles be asked?
+  direct INTEGER NOT NULL DEFAULT 1 CHECK (direct IN (0, 1)),
+  linked TEXT NOT NULL DEFAULT '',
+  tasks INTEGER NOT NULL DEFAULT 0 CHECK (tasks IN (0, 1)),
   PRIMARY KEY (space, agent)
 ) WITHOUT ROWID;
 
@@ -344,20 +348,4 @@ CREATE TABLE session (
 ) WITHOUT ROWID;
 """
 
-_ORIGINS = """
--- of what came over a link: the space it was said in, by the name that had here then, and by its id
-ALTER TABLE inbox ADD COLUMN origin TEXT NOT NULL DEFAULT '';
-ALTER TABLE inbox ADD COLUMN origin_id TEXT NOT NULL DEFAULT '';
-
-CREATE TRIGGER inbox_origin BEFORE UPDATE OF origin, origin_id ON inbox
-BEGIN SELECT RAISE(ABORT, 'what was received never changes'); END;
-"""
-
-_LINKED = """
--- of an agent of a linked space: do direct messages go there, which space is it, by its id, and can its roles be asked?
-ALTER TABLE directory ADD COLUMN direct INTEGER NOT NULL DEFAULT 1 CHECK (direct IN (0, 1));
-ALTER TABLE directory ADD COLUMN linked TEXT NOT NULL DEFAULT '';
-ALTER TABLE directory ADD COLUMN tasks INTEGER NOT NULL DEFAULT 0 CHECK (tasks IN (0, 1));
-"""
-
-MIGRATIONS = Migrations(APPLICATION_ID, (_OUTBOX + _INBOX + _AGENTS, _ORIGINS, _LINKED), first=7)
+SCHEMA = Schema(APPLICATION_ID, _OUTBOX + _INBOX + _AGENTS)

@@ -81,7 +81,7 @@ def _content(row: InboxRow, key: KeyPair | None, names: Mapping[str, str]) -> Js
             return by | _JUST_TEXT
         mentioned = (Mention(each.id, names.get(each.id) or short_id(each.id)) for each in message.mentions)
         return by | content_json(message, mentioned)
-    except WireError:  # it was verified when it came; a version of us that reads less shows its text
+    except WireError:  # it cannot be opened: its text is shown
         return by | _JUST_TEXT
 
 

@@ -1,5 +1,10 @@
-"""One link while a worker carries it: its connection to the peer, its direction, its rounds about people, mail and
-tasks, and the credential it stays with."""
+"""One link while a worker carries it: its connection to the peer, its direction as a task of an event loop, its rounds
+about people, mail and tasks, and the credential it stays with.
+
+The rounds (`Rounds`) go on by themselves. They never keep what is said in channels waiting, and what fails there is
+told and tried again later. A link that is paused does nothing, and nobody at its other end is known here meanwhile;
+what was written to them before waits.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from tidings.admin.link_peers import PeerAccess
 from tidings.errors import TidingsError
@@ -22,16 +30,168 @@ from tidings.links.link_store import BookedLink
 from tidings.links.mail_sync import MailRound
 from tidings.links.ports import Verify
 from tidings.links.replicator import LIVE, Direction, Mode
-from tidings.links.running import LoopClock, RunningDirection
-from tidings.links.side_syncs import Rounds
 from tidings.links.source import PeerSource
 from tidings.links.spaces import SharedLog, Spaces
 from tidings.links.task_sync import TaskRound
 from tidings.links.verifying import VerifiedAhead
 from tidings.nats import jwt
+from tidings.util.backoff import Backoff
 from tidings.util.private_files import read_private
 from tidings.util.task_ends import end_tasks
 from tidings.wire.rulings import Link
+
+#: seconds between two rounds, unless something new is told of: receipts wait for the next one
+EVERY = 2.0
+#: and at least, however often it is woken
+SPACING = 0.1
+#: and after failures
+AFTER_FAILURES = Backoff(1.0, 60.0)
+
+
+class Rounds:
+    def __init__(
+        self,
+        link: str,
+        ledger: BookedLink,
+        people: PeopleRound,
+        mail: MailRound | None = None,
+        tasks: TaskRound | None = None,
+        *,
+        every: float | None = None,
+    ) -> None:
+        self.link, self._ledger, self._people, self._mail, self._tasks = link, ledger, people, mail, tasks
+        self._every = every or EVERY
+        self._woken, self._asked = asyncio.Event(), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        #: why the last round failed
+        self.words = ""
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"people of link {self.link}")
+
+    def wake(self) -> None:
+        """There may be news."""
+        self._woken.set()
+
+    def ask(self) -> None:
+        """An operator does not want to wait."""
+        self._asked.set()
+        self._woken.set()
+
+    async def stop(self) -> None:
+        """At once: what was not written down is done again."""
+        await end_tasks([self._task])
+
+    async def _run(self) -> None:
+        pauses = AFTER_FAILURES.delays()
+        while True:
+            try:
+                await self._round()
+                self.words, pauses, pause = "", AFTER_FAILURES.delays(), self._every
+            except TidingsError as error:
+                self._note(str(error))
+                pause = next(pauses)
+            except Exception as error:  # boundary: a peer must not end the worker
+                log.exception("a round of link %s failed", self.link)
+                self._note(f"it failed ({type(error).__name__}); the log of the worker says more")
+                pause = next(pauses)
+            await self._rest(pause)
+
+    async def _rest(self, pause: float) -> None:
+        """Until the next round is due. A peer's wake ends it a little later, and not at all after a failure: it cannot
+        make us hurry. An operator can."""
+        heard = self._asked if self.words else self._woken
+        with suppress(TimeoutError):
+            await asyncio.wait_for(heard.wait(), pause)
+        if not self._asked.is_set() and pause > SPACING:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), SPACING)
+        self._woken.clear()
+        self._asked.clear()
+
+    async def _round(self) -> None:
+        if (await self._ledger.link()).paused is not None:
+            await self._people.withdraw()
+            return
+        failure: TidingsError | None = None
+        try:
+            await self._people.run()
+        except TidingsError as error:  # mail and tasks of whoever is known go on
+            failure = error
+        passing = await self._people.passing()
+        for each, passes in ((self._mail, passing.direct), (self._tasks, passing.tasks)):
+            try:
+                if each is not None and passes:  # else what lies there waits
+                    await each.run()
+            except TidingsError as error:  # the other goes on
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _note(self, words: str) -> None:
+        if words != self.words:
+            log.warning("link %s: who is at its other end, mail or tasks from there are late: %s", self.link, words)
+        self.words = words
+
+    async def facts(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.to_builtins(await self._people.facts())
+        mail = await self._mail.facts() if self._mail is not None else None
+        tasks = await self._tasks.facts() if self._tasks is not None else None
+        passing = await self._people.passing()
+        if mail is not None and not passing.direct:
+            mail["waits"] = "the other space lets no direct messages pass now"
+        if tasks is not None and not passing.tasks:
+            tasks["waits"] = "the other space lets no tasks pass now"
+        return {**found, "words": self.words, "mail": mail, "tasks": tasks}
+
+
+class LoopClock:
+    """Waits in an event loop. One for each direction: a wake is for it alone."""
+
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+
+    def now(self) -> float:
+        return time.time()
+
+    def tick(self) -> float:
+        return time.monotonic()
+
+    async def wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), seconds)
+        self._woken.clear()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+
+class RunningDirection:
+    """Runs until it is stopped."""
+
+    def __init__(self, direction: Direction) -> None:
+        self.direction = direction
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self.direction.run(), name=f"link {self.direction.definition.link}")
+
+    async def stop(self, deadline: float) -> bool:
+        """Let it finish what it is at, for at most `deadline` seconds; then it is broken off. The ledger holds
+        either way: the page it was at is handled whole or not at all. False if it was broken off."""
+        task, self._task = self._task, None
+        if task is None:
+            return True
+        self.direction.end()
+        done, _ = await asyncio.wait([task], timeout=deadline)
+        if not done:
+            task.cancel()
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+        return bool(done)
+
 
 #: seconds between two looks whether the credential ends before long
 LOOK_AT_CREDENTIAL = 30.0

@@ -5,18 +5,17 @@ short list or an operator's; a payload is kept exactly while its record is in qu
 1970 by the clock of this worker.
 
 `life` of a disposition is 0, or the number of the life of the peer's log it belongs to: when that log was set back,
-what stays of the part it lost is kept under the number of that life. A later version of the schema is a step that is
-added at the end; a step that was released is never edited.
+what stays of the part it lost is kept under the number of that life.
 """
 
 from __future__ import annotations
 
-from tidings.util.database import Migrations
+from tidings.util.database import Schema
 
 #: "Tdlk"
 APPLICATION_ID = 0x54646C6B
 
-_FIRST = """
+_RECORDS = """
 CREATE TABLE space (
   space TEXT PRIMARY KEY,
   -- message ids are made with it, so that nobody can burn them in advance
@@ -150,10 +149,8 @@ BEGIN DELETE FROM quarantine WHERE link = NEW.link AND life = NEW.life AND seq =
 
 CREATE TRIGGER obligation_ends AFTER UPDATE OF kind ON disposition WHEN NEW.kind <> 'obligation'
 BEGIN DELETE FROM obligation WHERE link = NEW.link AND life = NEW.life AND seq = NEW.seq; END;
-"""
 
-#: what is known of records that the peer's log removed by age is counted, and no longer kept one by one
-_COUNTED = """
+-- what is known of records that the peer's log removed by age is counted, and no longer kept one by one
 CREATE TABLE forgotten (
   link INTEGER NOT NULL REFERENCES link (row) ON DELETE CASCADE,
   kind TEXT NOT NULL CHECK (kind IN ('admitted', 'duplicate', 'omitted')),
@@ -174,8 +171,14 @@ CREATE TABLE person (
   seq INTEGER NOT NULL CHECK (seq > 0),
   revoked INTEGER NOT NULL CHECK (revoked IN (0, 1)),
   succeeds TEXT,
+  -- a key is of the peer with the lowest claim: who stated it first
+  claim INTEGER NOT NULL DEFAULT 0,
+  -- it was told under another epoch or key, and not again yet
+  stale INTEGER NOT NULL DEFAULT 0 CHECK (stale IN (0, 1)),
   PRIMARY KEY (space, peer, agent)
 ) WITHOUT ROWID;
+CREATE INDEX person_agent ON person (space, agent, claim);
+CREATE INDEX person_claim ON person (space, claim);
 
 -- which key a name of theirs stands for; it is changed by a key that succeeds it, or by the operator
 CREATE TABLE pin (
@@ -192,6 +195,9 @@ CREATE TABLE peer_roster (
   epoch TEXT NOT NULL,
   through INTEGER NOT NULL CHECK (through >= 0),
   key TEXT NOT NULL,
+  -- does the peer let direct messages pass, and tasks, as it last said?
+  direct INTEGER NOT NULL DEFAULT 1 CHECK (direct IN (0, 1)),
+  tasks INTEGER NOT NULL DEFAULT 0 CHECK (tasks IN (0, 1)),
   PRIMARY KEY (space, peer)
 ) WITHOUT ROWID;
 """
@@ -211,10 +217,15 @@ CREATE TABLE mail (
   -- of what was refused: whether its sender's space was told
   told INTEGER NOT NULL CHECK (told IN (0, 1)),
   at INTEGER NOT NULL,
+  -- tells the message from another one at its sequence; empty: not known, or the mail it lay in was set back since
+  mark TEXT NOT NULL DEFAULT '',
+  -- may it still lie in the mail of its sender's space? Not once its end was told there, or it is not handed out again
+  there INTEGER NOT NULL DEFAULT 1 CHECK (there IN (0, 1)),
   PRIMARY KEY (space, peer, sender, id, reader),
   CHECK (told = 1 OR outcome = 'refused')
 ) WITHOUT ROWID;
 CREATE INDEX mail_untold ON mail (space, peer, seq) WHERE told = 0;
+CREATE INDEX mail_seq ON mail (space, peer, seq);
 CREATE INDEX mail_age ON mail (space, peer, at);
 
 CREATE TABLE peer_mail (
@@ -225,43 +236,17 @@ CREATE TABLE peer_mail (
   through INTEGER NOT NULL DEFAULT 0 CHECK (through >= 0),
   told_epoch TEXT NOT NULL DEFAULT '',
   told_through INTEGER NOT NULL DEFAULT 0 CHECK (told_through >= 0),
+  -- how often the peer handed out mail that nobody signed, and that was passed over
+  forged INTEGER NOT NULL DEFAULT 0 CHECK (forged >= 0),
+  -- of the receipt up to which all were told
+  told_mark TEXT NOT NULL DEFAULT '',
+  -- the broker there, by its process, whose mail was looked at; the one here, when what had been let in was last known
+  -- to be there; and how often it was not
+  their_broker TEXT NOT NULL DEFAULT '',
+  broker TEXT NOT NULL DEFAULT '',
+  losses INTEGER NOT NULL DEFAULT 0 CHECK (losses >= 0),
   PRIMARY KEY (space, peer)
 ) WITHOUT ROWID;
-"""
-
-_UNSIGNED = """
--- how often the peer handed out mail that nobody signed, and that was passed over
-ALTER TABLE peer_mail ADD COLUMN forged INTEGER NOT NULL DEFAULT 0 CHECK (forged >= 0);
-"""
-
-_CLAIMS = """
--- a key is of the peer with the lowest claim: who stated it first
-ALTER TABLE person ADD COLUMN claim INTEGER NOT NULL DEFAULT 0;
--- it was told under another epoch or key, and not again yet
-ALTER TABLE person ADD COLUMN stale INTEGER NOT NULL DEFAULT 0 CHECK (stale IN (0, 1));
-CREATE INDEX person_agent ON person (space, agent, claim);
-CREATE INDEX person_claim ON person (space, claim);
-"""
-
-_MARKED_MAIL = """
--- tells the message from another one at its sequence; empty: not known, or the mail it lay in was set back since
-ALTER TABLE mail ADD COLUMN mark TEXT NOT NULL DEFAULT '';
--- may it still lie in the mail of its sender's space? Not once its end was told there, or it is not handed out any more
-ALTER TABLE mail ADD COLUMN there INTEGER NOT NULL DEFAULT 1 CHECK (there IN (0, 1));
-CREATE INDEX mail_seq ON mail (space, peer, seq);
--- of the receipt up to which all were told
-ALTER TABLE peer_mail ADD COLUMN told_mark TEXT NOT NULL DEFAULT '';
--- the broker there, by its process, whose mail was looked at; the one here, when what had been let in was last known
--- to be there; and how often it was not
-ALTER TABLE peer_mail ADD COLUMN their_broker TEXT NOT NULL DEFAULT '';
-ALTER TABLE peer_mail ADD COLUMN broker TEXT NOT NULL DEFAULT '';
-ALTER TABLE peer_mail ADD COLUMN losses INTEGER NOT NULL DEFAULT 0 CHECK (losses >= 0);
-"""
-
-_PASSING = """
--- does the peer let direct messages pass, and tasks, as it last said?
-ALTER TABLE peer_roster ADD COLUMN direct INTEGER NOT NULL DEFAULT 1 CHECK (direct IN (0, 1));
-ALTER TABLE peer_roster ADD COLUMN tasks INTEGER NOT NULL DEFAULT 0 CHECK (tasks IN (0, 1));
 """
 
 _TASKS = """
@@ -288,9 +273,7 @@ CREATE TABLE task (
 ) WITHOUT ROWID;
 CREATE INDEX task_due ON task (space, peer, told_at) WHERE state = 'open' OR told = '';
 CREATE INDEX task_age ON task (space, peer, at);
-"""
 
-_SPENT = """
 -- bytes that links brought from a peer into the log here, less what time has paid back up to `at`
 CREATE TABLE spent (
   space TEXT NOT NULL REFERENCES space (space) ON DELETE CASCADE,
@@ -301,5 +284,4 @@ CREATE TABLE spent (
 ) WITHOUT ROWID;
 """
 
-STEPS = (_FIRST, _COUNTED, _PEOPLE, _MAIL, _UNSIGNED, _CLAIMS, _MARKED_MAIL, _PASSING, _TASKS, _SPENT)
-MIGRATIONS = Migrations(APPLICATION_ID, STEPS)
+SCHEMA = Schema(APPLICATION_ID, _RECORDS + _PEOPLE + _MAIL + _TASKS)

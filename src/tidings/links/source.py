@@ -248,7 +248,7 @@ class PeerSource:
         asked = {"channel": channel, "day": day, "buckets": list(buckets), "through": through, "after": after}
         return IdsAnswer.decode(await self._ask_until_made("ids", **asked))
 
-    # --- what rounds ask (`links/side_syncs.py`) ---
+    # --- what rounds ask (`links/running_link.py`) ---
 
     async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         return await self._ask(do, **arguments)

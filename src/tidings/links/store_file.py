@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tidings.admin.home import SpaceHome
 from tidings.errors import ConfigError, SpaceBusy, StoreBroken, StoreBusy, StoreError
 from tidings.links import link_store as books
-from tidings.links.schema import MIGRATIONS
+from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
 from tidings.util.private_files import lock_holder, locked, write_private
 
@@ -59,7 +59,7 @@ class LedgerDatabase(Database):
 
     def __init__(self, path: Path) -> None:
         self._refused, self._log_path = path.with_name(f"{path.name}.refused"), path.with_name(f"{path.name}-wal")
-        super().__init__(path, MIGRATIONS)
+        super().__init__(path, SCHEMA)
         self._left = self._seen()
 
     async def check(self) -> None:

@@ -122,8 +122,7 @@ class Debts:
 
     def _told(self, event: DebtEvent) -> None:
         losses = self.untold.pop(event.owner, [])
-        # earlier versions named the newest of several; one that came late from an operator was not among them
-        told = [loss for loss in losses if loss.order == event.seq or (not event.count and loss.order < event.seq)]
+        told = [loss for loss in losses if loss.order == event.seq]
         known = (*self.told.get(event.owner, ()), *((event.first, loss) for loss in told))
         self.told[event.owner] = list(known)[-TOLD_KEPT:]
         if rest := [loss for loss in losses if loss not in told]:

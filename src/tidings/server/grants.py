@@ -6,8 +6,7 @@ account a reply subject is never checked, so a pull status aimed at `$JS.API.STR
 value of its own that a credential reads with such a reply. Across a service import the reply is resolved in the
 importing account. There a *literal* import still takes it for a request; a wildcard import does not. So every service
 import is a wildcard, and the user's rights name what it may ask.
-Every line here has a probe in `testing/security/`. Whoever changes one raises `space/layout.LAYOUT`, so that older
-spaces get it too; a change of an agent's rights raises `AGENT_RIGHTS`.
+Every line here has a probe in `tidings_testing/security/`. `tests/unit/admin/test_layout.py` notices every change.
 """
 
 from __future__ import annotations
@@ -26,9 +25,6 @@ from tidings.wire.subjects import (
     StreamKind,
     Subjects,
 )
-
-#: raised with every change of `agent_permissions` or `agent_limits`: agents with older tokens are given new ones
-AGENT_RIGHTS = 3
 
 #: payload of a message plus room for headers; LOG, DM and TASK refuse more
 MAX_MESSAGE = 264 * 1024

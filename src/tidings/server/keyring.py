@@ -14,7 +14,7 @@ from pathlib import Path
 from tidings.errors import UsageError
 from tidings.nats import jwt
 from tidings.server import grants
-from tidings.util.private_files import check_private, private_dir, read_private, write_private
+from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.keys import ACCOUNT, OPERATOR, KeyPair
 from tidings.wire.subjects import Subjects
 
@@ -48,13 +48,6 @@ class Keyring:
             if not (path := folder / f"{name}.seed").exists():
                 write_private(path, KeyPair.generate(prefix).seed + "\n")
         return cls.load(folder)
-
-    @classmethod
-    def extend(cls, folder: Path) -> Keyring:
-        """Generate the accounts that a newer layout added; the keys a space began with must be there."""
-        for name in ("operator", "system", "core", "agents"):
-            check_private(folder / f"{name}.seed")
-        return cls.create(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Keyring:

@@ -6,27 +6,12 @@ over is turned into the fold's records here and nowhere else, so every reader se
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from tidings.model.projection import LogRecord, Table
+from tidings.model.projection import LogRecord
 from tidings.nats.jetstream import PAGE, PAGE_BYTES, JetStream
 from tidings.nats.jetstream_api import RangeReader, Steps
 from tidings.wire.records import Page, StoredRecord
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Subjects
-
-
-class LogOwner(Protocol):
-    """What reading a log needs to know of its space."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def steward_key(self) -> str: ...
-
-    @property
-    def subjects(self) -> Subjects: ...
 
 
 def log_record(stored: StoredRecord) -> LogRecord:
@@ -53,12 +38,3 @@ def ruling_steps(subjects: Subjects, first: int, last: int, *, replicated: bool 
 async def read_rulings(js: JetStream, subjects: Subjects, end: int) -> list[LogRecord]:
     """Every ruling record up to and including `end`, in order."""
     return await js.run(ruling_steps(subjects, 1, end, replicated=js.replicated))
-
-
-async def fold_log(js: JetStream, space: LogOwner, floor: int, end: int | None = None) -> Table:
-    """The table as of `end` (the head of the log by default)."""
-    subjects = space.subjects
-    if end is None:
-        end = int((await js.info(subjects.log_stream))["state"]["last_seq"])
-    table = Table(subjects, space.id, space.steward_key, floor=floor)
-    return table.apply_all(await read_rulings(js, subjects, end))

@@ -31,6 +31,8 @@ from tidings.wire.rulings import Access, Member, Space
 from tidings.wire.state_keys import StateKey
 
 ACK_WAIT_NS = int(ACK_WAIT * 1_000_000_000)
+#: a space that waits for an archive that nobody runs removes nothing, until it is full
+ARCHIVE_EXISTS = False
 PAGE = 500
 PAGE_BYTES = 512 * 1024
 log = logging.getLogger(__name__)
@@ -197,9 +199,10 @@ class AdminHandlers:
             subject = self.space.subjects.space_record
             if (done := self.writer.operations.outcome(ADMIN, request.op, subject)) is not None:
                 return {"seq": done.seq, "space": self.space.settings()}
-            seq = await self.writer.write(
-                subject, changed_space(self.space.table.space_at(self.space.position), request)
-            )
+            changed = changed_space(self.space.table.space_at(self.space.position), request)
+            if changed.parts.archive == "on" and not ARCHIVE_EXISTS:
+                raise UsageError("Cannot set archive=on: the archive does not exist yet. Leave archive=off.")
+            seq = await self.writer.write(subject, changed)
         return {"seq": seq, "space": self.space.settings()}
 
     @handles("admin", "rotate_key")

@@ -2,8 +2,7 @@
 
 `StoreFile` lies beside the marks, outside of everything that a backup copies. `Gaps` and `unreadable` find sequences
 that the broker counts and shows to nobody: a flipped bit is not found before somebody reads. `without_known` says what
-of a loss is new. `seal_known_damage` runs before the broker starts, so that records known to be damaged do not cost
-those behind them. Nothing is mended: what was lost stays lost and told. Who looks is `store_watch.py`.
+of a loss is new. Nothing is mended: what was lost stays lost and told. Who looks is `store_watch.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from pathlib import Path
 import msgspec
 
 from tidings.admin.home import SpaceHome
-from tidings.errors import ConfigError, TidingsError
+from tidings.errors import ConfigError
 from tidings.nats.jetstream import JetStream, StoredRecord
-from tidings.server.block_repair import seal_damaged
 
 #: deleted sequences that are asked for, and runs of them that are remembered
 MOST_DELETED = 50_000
@@ -241,23 +239,3 @@ def _without(gaps: Iterable[Run], deleted: Sequence[int], first: int) -> Iterabl
             position += 1
         if start <= last:
             yield start, last
-
-
-def seal_known_damage(home: SpaceHome, space_id: str) -> list[int]:
-    """Sequences that were sealed. What cannot be done is logged and keeps no broker from starting."""
-    sealed: list[int] = []
-    try:
-        known = load(home, space_id).damages
-        damages = [each for each in known if each.cause in (ABOVE_FLOOR, UNREADABLE) and each.first]
-        for stream in sorted({each.stream for each in damages}):
-            runs = [(each.first, each.last) for each in damages if each.stream == stream]
-            for folder in home.store.glob(f"jetstream/*/streams/{stream}"):
-                done = seal_damaged(folder, stream, runs)
-                sealed += done.sealed
-                for words in done.left:
-                    log.error("%s: %s", stream, words)
-    except (TidingsError, OSError) as error:
-        log.error("what is known to be damaged could not be sealed: %s", error)
-    if sealed:
-        log.warning("damaged records were sealed, so that a crash of the broker costs no others: %s", sealed[:50])
-    return sealed

@@ -33,7 +33,7 @@ from tidings.steward.admin_handlers import AdminHandlers
 from tidings.steward.admission_handlers import AdmissionHandlers
 from tidings.steward.agent_handlers import AgentHandlers
 from tidings.steward.backstop import BackstopWatch
-from tidings.steward.context import Lifecycle, SpaceContext, now
+from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.dead_handlers import DeadHandlers
 from tidings.steward.dead_letters import DeadLetters
 from tidings.steward.dispatch import Dispatcher
@@ -71,9 +71,7 @@ from tidings.steward.write_probe import WriteProbe
 from tidings.steward.writer import RulingWriter
 from tidings.util.private_files import read_private
 from tidings.util.task_ends import end_tasks
-from tidings.wire.ids import new_id
 from tidings.wire.keys import KeyPair
-from tidings.wire.rulings import Parts, Space
 from tidings.wire.subjects import (
     ADMIN_SERVICE,
     ADMISSION_SERVICE,
@@ -240,18 +238,10 @@ class Steward:
         await self._guarded(self.store.start)
         async with self.writer.lock:
             await self.signing_key.rotate_again(self.writer)
-            if regression is None:
-                await self._write_first_settings()
             for owner in sorted(self.table.owners()):
                 closed = await self.admin.close_uncovered(owner)
                 if closed:
                     log.warning("finished a narrowing of %s: closed %s", owner, ", ".join(closed))
-
-    async def _write_first_settings(self) -> None:
-        """A new space does without an archive until one is there: it would wait for one for ever."""
-        if not self.table.owners() and self.subjects.space_record not in self.writer.last_op:
-            record = Space(op=new_id(), at=now(), parts=Parts(archive="off"))
-            await self.writer.write(self.subjects.space_record, record)
 
     async def _fold(self, key: KeyPair) -> None:
         head = await self._log_head()

@@ -140,10 +140,6 @@ class Shares:
             elif fill.used > share_of(fill.limit):
                 await self._count(stream, fill, int(state["first_seq"]))
 
-    def looked_through(self, stream: str) -> int:
-        """The last sequence of a stream when it was last looked at."""
-        return self._fills[stream].head
-
     async def _look_at_new(self, stream: str, first: int, last: int) -> None:
         start = random.randint(first, max(first, last - SAMPLED + 1))
         for record in await self._page(stream, f"{self.space.subjects.root}.>", start, last):

@@ -27,7 +27,6 @@ from tidings.admin.administration import Administrator, administer
 from tidings.admin.agents import AgentFile
 from tidings.admin.creation import create_space
 from tidings.admin.home import SpaceHome
-from tidings.admin.layout import migrate
 from tidings.errors import NameTaken, TidingsError
 from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.server.keyring import Keyring
@@ -92,12 +91,12 @@ async def external(home: SpaceHome, servers: str, **options: Any) -> dict[str, A
         return {"written": str(path), "missing": await missing_line(home, keyring)}
 
 
-async def bring_to_layout(home: SpaceHome) -> dict[str, Any]:
+async def complete_move(home: SpaceHome) -> dict[str, Any]:
     from tidings.admin.moving import finish_move
 
-    with locked(home.admin_lock, "bringing the space to this layout", wait=30):
+    with locked(home.admin_lock, "completing a move of the space", wait=30):
         finish_move(home)
-        return {"done": migrate(home)}
+    return {}
 
 
 async def listen(
@@ -228,7 +227,7 @@ async def bar(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
 TASKS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
     "create": create,
     "external": external,
-    "migrate": bring_to_layout,
+    "complete_move": complete_move,
     "listen": listen,
     "recall": recall,
     "provision": provision,

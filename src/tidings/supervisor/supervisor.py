@@ -1,6 +1,6 @@
 """`tidings up`: broker, steward, pipeline and worker of links as children that live and die with this process.
 
-    lock -> create (once), or migrate and recall -> broker -> streams -> steward -> agents -> ready -> pipeline, links,
+    lock -> create (once), or recall -> broker -> streams -> steward -> agents -> ready -> pipeline, links,
     watch
 
 It opens no key: what needs one runs in a short-lived child. Ready does not wait for the pipeline, and its death
@@ -25,7 +25,7 @@ from tidings.admin.agents import Ledger
 from tidings.admin.creation import broker_config
 from tidings.admin.external import SHORT_LIVED, danger_of_replicas, replicas_of
 from tidings.admin.home import SIGNING, SpaceHome
-from tidings.admin.layout import LAYOUT
+from tidings.admin.layout import check_layout
 from tidings.admin.link_registry import LinkLedger
 from tidings.errors import (
     AuthRevoked,
@@ -44,7 +44,6 @@ from tidings.nats.jetstream import JetStream
 from tidings.nats.jwt import split_credentials
 from tidings.server.disk import DiskReserve
 from tidings.server.nats_server import Broker, binary_version, find_binary
-from tidings.steward.damage import seal_known_damage
 from tidings.supervisor.admin_process import AdminProcess, error_of, spawn
 from tidings.supervisor.json_lines_process import end_child
 from tidings.supervisor.link_process import LinkKeeper
@@ -184,6 +183,8 @@ class Supervisor:
     def _is_external(self) -> bool:
         """Does it live on servers that others run? That is decided when it is created."""
         known = self.home.read_info() if self.home.exists else None
+        if known is not None:
+            check_layout(known)
         if known is not None and self.options.server and not known.servers:
             raise UsageError(
                 f"space {known.name} has a broker of its own: `tidings up --space NAME --server URL` makes another one "
@@ -209,7 +210,7 @@ class Supervisor:
             await admin.ask("create", **made, servers=self.options.server)
         elif self.options.budget:
             self.home.update_info(budget=self.options.budget)
-        await self._migrate(admin)
+        await self._complete_move(admin)
         info = self.home.read_info()
         self.phase("broker", url=shown(self.options.server or info.servers))
         looked = await admin.ask(
@@ -241,7 +242,7 @@ class Supervisor:
         else:
             changes = {"port": self.options.port, "budget": self.options.budget}
             self.home.update_info(**{name: value for name, value in changes.items() if value})
-            await self._migrate(admin)
+            await self._complete_move(admin)
             await self._recall(admin)
         info, options = self.home.read_info(), self.options
         if options.listen or info.listen or options.ws or info.ws:
@@ -280,15 +281,10 @@ class Supervisor:
         for each in (await admin.ask("recall"))["done"]:
             self.tell(each)
 
-    async def _migrate(self, admin: AdminProcess) -> None:
-        """Accounts and credentials of this version, before a broker serves them."""
-        if self.home.read_info().layout == LAYOUT and not self.home.unfinished_move.exists():
-            return
-        self.phase("migrating")
-        done = (await admin.ask("migrate"))["done"]
-        if done:
-            self.tell(done)
-            log.info("%s", done)
+    async def _complete_move(self, admin: AdminProcess) -> None:
+        """Completes a move that was interrupted, before a broker serves the accounts."""
+        if self.home.unfinished_move.exists():
+            await admin.ask("complete_move")
 
     async def _look_for_spark(self) -> bool:
         """Said before we are ready, so that whoever starts us in the background hears it too."""
@@ -301,7 +297,6 @@ class Supervisor:
 
     async def _start_broker(self) -> None:
         assert self.broker is not None
-        await asyncio.to_thread(seal_known_damage, self.home, self.home.read_info().id)
         self.broker.spawn()
         await self._until_broker_ready()
 

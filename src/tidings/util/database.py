@@ -21,7 +21,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -75,34 +75,20 @@ _NOT_OUR_SCHEMA = re.compile(
 
 
 @dataclass(frozen=True)
-class Migrations:
-    """The schema as steps of SQL, oldest first. The first one makes a file of version `first`, each other one the next.
-
-    Versions below `first` were never released: what they made is refused with a sentence and left as it is.
-    """
+class Schema:
+    """What a new file is made with. `application_id` tells our files from those of other programs."""
 
     application_id: int
-    steps: Sequence[str]
-    first: int = 1
+    sql: str
+    version: int = 1
 
-    @property
-    def newest(self) -> int:
-        return self.first + len(self.steps) - 1
-
-    def lacking(self, path: Path, version: int) -> Sequence[tuple[int, str]]:
-        """The steps a file of this version still has to take, each with the version it makes; 0 is a new file."""
-        if version > self.newest:
+    def check_version(self, path: Path, found: int) -> None:
+        """Refuses a file that a newer Tidings wrote."""
+        if found > self.version:
             raise StoreTooNew(
-                f"{path} has version {version}, this Tidings knows {self.newest}: use the Tidings that wrote it, "
+                f"{path} has version {found}, this Tidings knows {self.version}: use the Tidings that wrote it, "
                 "or set TIDINGS_HOME to another directory"
             )
-        if 0 < version < self.first:
-            raise StoreError(
-                f"{path} has version {version}, made by a Tidings before the first release, and is left as it is: send "
-                "and read what is in it with the Tidings that wrote it, then move it away, or set TIDINGS_HOME to "
-                "another directory"
-            )
-        return [each for each in enumerate(self.steps, self.first) if each[0] > version]
 
 
 class _Job(Generic[T]):
@@ -156,7 +142,7 @@ class Database:
     def __init__(
         self,
         path: Path,
-        migrations: Migrations,
+        schema: Schema,
         *,
         clock: Callable[[], float] = time.time,
         readers: int = 2,
@@ -166,7 +152,7 @@ class Database:
         self._connect = connect
         #: commits and jobs done since this was opened
         self.commits = self.jobs = 0
-        self._migrations = migrations
+        self._schema = schema
         self._queue: SimpleQueue[list[_Job[Any]] | None] = SimpleQueue()
         self._gathered: dict[asyncio.AbstractEventLoop, list[_Job[Any]]] = {}
         self._gate = threading.Lock()
@@ -468,7 +454,7 @@ class Database:
         except sqlite3.Error as error:
             raise self._failure(error) from error
         try:
-            self._check_and_migrate(connection)
+            self._check_or_create_tables(connection)
         except BaseException as error:
             connection.close()
             if isinstance(error, sqlite3.Error | UnicodeDecodeError):
@@ -503,23 +489,23 @@ class Database:
         for left in (log_of_it, self.path.with_name(f"{self.path.name}-shm")):
             left.unlink(missing_ok=True)
 
-    def _check_and_migrate(self, connection: sqlite3.Connection) -> None:
+    def _check_or_create_tables(self, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         connection.set_progress_handler(lambda: self._abandoned, LOOK_UP_EVERY)
-        ours = self._migrations.application_id
-        lacking = self._migrations.lacking(self.path, self._found_version(connection, ours))
+        version = self._found_version(connection)
+        self._schema.check_version(self.path, version)
         for setting in DURABILITY:
             connection.execute(f"PRAGMA {setting}")
-        for version, step in lacking:
-            self._migrate(connection, version, step, ours)
+        if not version:
+            self._create_tables(connection)
         connection.execute("PRAGMA foreign_keys = ON")
 
-    def _found_version(self, connection: sqlite3.Connection, ours: int) -> int:
+    def _found_version(self, connection: sqlite3.Connection) -> int:
         """The version of a file that is whole and ours; 0 for an empty one."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if application != ours and (application or tables):
+        if application != self._schema.application_id and (application or tables):
             raise StoreBroken(f"{self.path} is a database of another program: move it away and start again")
         if self.path.stat().st_size <= CHECKED_BYTES:
             (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -527,14 +513,12 @@ class Database:
                 raise self._broken(said)
         return int(version)
 
-    def _migrate(self, connection: sqlite3.Connection, version: int, step: str, application: int) -> None:
-        """One step and its version, or neither. References are checked after it: a step may build a table anew."""
+    def _create_tables(self, connection: sqlite3.Connection) -> None:
+        """All tables and the version, or neither."""
+        schema = self._schema
+        mark = f"PRAGMA user_version = {schema.version};\nPRAGMA application_id = {schema.application_id};"
         try:
-            mark = f"PRAGMA user_version = {version};\nPRAGMA application_id = {application};"
-            connection.executescript(f"BEGIN IMMEDIATE;\n{step};\n{mark}")
-            if connection.execute("PRAGMA foreign_key_check").fetchone():
-                raise StoreBroken(f"{self.path}: its schema {version} would break references; restore a copy")
-            connection.execute("COMMIT")
+            connection.executescript(f"BEGIN IMMEDIATE;\n{schema.sql};\n{mark}\nCOMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")

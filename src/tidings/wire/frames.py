@@ -1,7 +1,7 @@
 """Frames: what the pipeline hands an owner, and the blocks they are made of.
 
 A **block** holds consecutive records of one channel with one audience, compressed once and shared by every member. A
-**frame** is a list of blocks for one owner, each as it is or, from version 2 on, as a **reference** (`Ref`) to where it
+**frame** is a list of blocks for one owner, each as it is or as a **reference** (`Ref`) to where it
 lies sealed, with the key that opens it (`block_refs.py`). Frames of both versions are read, and written is the newer.
 Frames are numbered within a series so that a reader can prove it has no gap: a repeated number is a repeat, a skipped
 one a loss, a new series begins at 1 and its name says why. A frame's
@@ -27,10 +27,8 @@ from tidings.errors import MalformedFrame
 from tidings.wire.headers import Fields
 from tidings.wire.names import is_channel
 
-VERSION: Final = 2
+VERSION: Final = 1
 MAX_FRAME_MESSAGES = 4_096
-#: in a frame of version 1
-MAX_FIRST_MESSAGES = 256
 MAX_FRAME_REFS = 32
 MAX_FRAME_BYTES = 512 * 1024
 #: raw bytes of a block, unless one message alone is larger
@@ -113,7 +111,7 @@ class Frame(msgspec.Struct, frozen=True):
 class _Assembled(msgspec.Struct, array_like=True, frozen=True):
     """A frame as it travels. Its blocks are bytes, so that what is shared is encoded once."""
 
-    version: Literal[1, 2]
+    version: Literal[1]
     owner: str
     epoch: str
     series: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -201,20 +199,15 @@ def encode_frame(
 
 
 def decode_frame(data: bytes) -> Frame:
-    """A frame of either version. What its references name is not looked at here."""
+    """The frame in these bytes. What its references name is not looked at here."""
     try:
         found = _frames.decode(data)
         blocks = tuple(_decode_block(raw) for raw in found.blocks)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise MalformedFrame(f"this is not a frame: {error}") from error
-    refs, most = sum(isinstance(block, Ref) for block in blocks), MAX_FRAME_MESSAGES
-    if found.version == 1:
-        most = MAX_FIRST_MESSAGES
-        if refs:
-            raise MalformedFrame("a frame of version 1 has no references")
-    if (count := sum(block.count for block in blocks)) > most:
-        raise MalformedFrame(f"a frame says it has {count} messages; at most {most} fit into one")
-    if refs > MAX_FRAME_REFS:
+    if (count := sum(block.count for block in blocks)) > MAX_FRAME_MESSAGES:
+        raise MalformedFrame(f"a frame says it has {count} messages; at most {MAX_FRAME_MESSAGES} fit into one")
+    if (refs := sum(isinstance(block, Ref) for block in blocks)) > MAX_FRAME_REFS:
         raise MalformedFrame(f"a frame has {refs} references; at most {MAX_FRAME_REFS} fit into one")
     return Frame(found.version, found.owner, found.epoch, found.series, found.number, found.prev, found.lost, blocks)
 

@@ -363,34 +363,3 @@ def answer_fields(operation: Operation) -> dict[str, bool]:
     """The fields of an answer, and which of them are always there."""
     answer = operation.answer
     return {name: name in answer.__required_keys__ for name in answer.__annotations__}
-
-
-def answer_schema() -> dict[str, Any]:
-    """JSON Schema of every answer that is not a refusal, by `<service> <do> answer`, and of what they are made of."""
-    kinds = [each.answer for each in OPERATIONS.values()]
-    references, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
-    said = {"description": "besides `ok`, which is true"}
-    return parts | {f"{s} {do} answer": {**said, **each} for (s, do), each in zip(OPERATIONS, references, strict=True)}
-
-
-def control_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of every control request, by `<service> <do>`."""
-    op = {"type": "string", "minLength": 8, "maxLength": 64, "description": "chosen by whoever asks"}
-    return {
-        f"{each.service} {each.do}": {
-            "title": f"{each.service} {each.do}",
-            "description": each.says,
-            "type": "object",
-            "properties": {
-                "op": op,
-                "do": {"const": each.do},
-                **{
-                    name: {"anyOf": [kind.schema, {"type": "null"}]} if kind.schema else {}
-                    for name, kind in each.arguments.items()
-                },
-            },
-            "required": ["op", "do"],
-            "additionalProperties": False,
-        }
-        for each in _TABLE
-    }

@@ -181,7 +181,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Parts whose floor retention waits for. Not starting one is not switching it off."""
 
     deliver: Switch = "on"
-    archive: Switch = "on"
+    archive: Switch = "off"
 
 
 class Space(_Record, frozen=True, kw_only=True):

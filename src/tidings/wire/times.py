@@ -3,7 +3,7 @@
 The time of a stored record has nine decimals, because together with its sequence it names the record; every other
 moment has three, as `ts` of a message does. A number would not do: nanoseconds are above 2^53, where JavaScript and
 whoever else reads numbers as doubles loses digits. Lengths of time stay numbers of seconds. Reading takes up to nine
-decimals, as the broker writes them, and an offset, as older stewards did.
+decimals, as the broker writes them, and an offset, as people may.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from command_lines import commands, lines_in, parse
+from pages import EXIT_CODES, PAGES, REMEDIES, tree
 from terminal import Screen
-from tidings.cli import error_page, http_page, operation_page, output
+from tidings.cli import output
 from tidings.cli.main import main
 from tidings.cli.output import age, size
 from tidings.cli.people import life_of
@@ -176,22 +177,21 @@ def test_every_error_ends_a_command_with_its_documented_exit_code_and_a_sentence
 def test_every_error_has_a_word_of_its_own_and_all_exit_codes_are_used() -> None:
     classes = error_tree()
     assert len({cls.code for cls in classes}) == len(classes)
-    assert {0, *DOCUMENTED.values()} == set(error_page.EXIT_CODES)
+    assert {0, *DOCUMENTED.values()} == set(EXIT_CODES)
 
 
-def test_the_page_of_control_requests_is_the_table() -> None:
-    assert (DOCS / "control.md").read_text() == operation_page.page(), "run `make docs`"
-    assert (DOCS / "host-api.md").read_text() == http_page.page(), "run `make docs`"
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_that_is_written_from_the_code_is_what_the_code_says(name: str) -> None:
+    assert (DOCS / name).read_text() == PAGES[name](), "run `make docs`"
 
 
 def test_every_route_of_the_host_says_what_it_is_for() -> None:
     assert [route.path for route in api_routes() if not route.handler.__doc__] == []
 
 
-def test_the_page_of_errors_is_the_tree() -> None:
-    assert [error for error, _, _ in error_page.tree()] == error_tree(), "the drawing in errors.py is the tree"
-    assert (DOCS / "errors.md").read_text() == error_page.page(), "run `make docs`"
-    assert set(error_page.REMEDIES) <= {error.__name__ for error in error_tree()}
+def test_the_drawing_of_the_errors_is_their_tree() -> None:
+    assert [error for error, _, _ in tree()] == error_tree()
+    assert set(REMEDIES) <= {error.__name__ for error in error_tree()}
 
 
 def test_tables_and_colour_are_for_terminals_and_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The state file of an endpoint: what an older one lacks has a meaning, and what is none is refused."""
+"""The state file of an endpoint: what is saved is read again, and what is none is refused."""
 
 from __future__ import annotations
 
@@ -11,16 +11,6 @@ from tidings.client.state_file import KeptAs
 from tidings.errors import ConfigError
 
 
-def test_a_state_file_from_before_it_said_where_things_are_kept_is_read_and_called_unproven(tmp_path: Path) -> None:
-    path = tmp_path / "bob.state"
-    path.write_text('{"channels": {"general": 7}, "identities": [["ada", "m1"]], "sequences": [[3, 7]]}')
-    found = ReadState(path)
-    assert found.remembers
-    assert (found.is_unproven, found.kept_as, found.epoch) == (True, None, "")
-    assert found.channel("general").settled_through == 7
-    assert (5 in found.known, 8 in found.known, found.knows(("ada", "m1"))) == (True, False, True)
-
-
 def test_what_is_saved_is_what_the_next_process_knows(tmp_path: Path) -> None:
     path = tmp_path / "bob.state"
     before = ReadState(path)
@@ -31,7 +21,7 @@ def test_what_is_saved_is_what_the_next_process_knows(tmp_path: Path) -> None:
     before.hold(9, ("ada", "m9"))
     before.save()
     after = ReadState(path)
-    assert (after.epoch, after.kept_as, after.is_unproven) == ("e1", KeptAs(4, "ada", "m4"), False)
+    assert (after.epoch, after.kept_as) == ("e1", KeptAs(4, "ada", "m4"))
     assert (after.numbers, [each.seq for each in after.marks.own]) == ({"series": 3}, [9])
     assert 9 not in after.known, "it was not settled, so it must come again"
 

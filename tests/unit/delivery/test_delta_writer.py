@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable
 
 from tidings.delivery.delta_writer import DeltaWriter, Tended, Upkeep
 from tidings.errors import ConfigError, ConflictError, OutcomeUnknown, StoreBroken, StoreError
@@ -300,21 +300,6 @@ def test_a_uri_is_no_path(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a table"]
 
 
-def test_a_table_of_an_older_version_gets_what_is_new_and_keeps_what_it_has(tmp_path: Path) -> None:
-    uri = str(tmp_path / "table")
-    old = DeltaTable.create(uri, pa.schema([("n", pa.int64())]))
-    for number in range(12):
-        commit = CommitProperties(app_transactions=[Transaction("job", number)])
-        write_deltalake(old, pa.table({"n": [number]}), mode="append", commit_properties=commit)
-    writer = opened(tmp_path, indexed=("n",))
-    before = writer.table.version()
-    assert opened(tmp_path, indexed=("n",)).table.version() == before  # once
-    assert writer.append(rows(12), app="job", version=12)
-    assert writer.tend().merged == 13
-    assert writer.read().sort_by("n")["who"].to_pylist() == [None] * 12 + ["us"]
-    assert sorted(writer.read(["n"], [("n", ">", 10)])["n"].to_pylist()) == [11, 12]
-
-
 def test_a_table_that_would_forget_or_is_another_ones_is_refused(tmp_path: Path) -> None:
     uri = str(tmp_path / "table")
     DeltaTable.create(uri, SCHEMA, configuration={"delta.setTransactionRetentionDuration": "interval 1 days"})
@@ -323,6 +308,9 @@ def test_a_table_that_would_forget_or_is_another_ones_is_refused(tmp_path: Path)
     DeltaTable.create(str(tmp_path / "other" / "table"), pa.schema([("n", pa.string())]))
     with pytest.raises(ConfigError, match="another type in n"):
         opened(tmp_path / "other")
+    DeltaTable.create(str(tmp_path / "narrow" / "table"), pa.schema([("n", pa.int64())]))
+    with pytest.raises(ConfigError, match="no column who"):
+        opened(tmp_path / "narrow")
 
 
 # --- what a power cut leaves: 13 commits after the first, checkpoints at 4 and 9 ---

@@ -16,14 +16,14 @@ import pytest
 
 from hosted import draft
 from tidings.client.publishing import Kind, Prepared, Stored
-from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull, UsageError
+from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull
 from tidings.host import drain as drains
 from tidings.host import duplicate_check
 from tidings.host.agent_sessions import AgentSession
 from tidings.host.drain import SpaceDrain
 from tidings.host.outbox import Lane, LogPosition, OutboxRow, OutboxStore, Terms
 from tidings.host.publishers import SessionPublisher
-from tidings.host.schema import MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.server.streams import stream_specs
 from tidings.util.backoff import Backoff
 from tidings.util.database import Database
@@ -119,7 +119,7 @@ def clock() -> Clock:
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Iterator[OutboxStore]:
     """Its clock goes on by itself, so that pauses end."""
-    database = Database(tmp_path / "host.db", MIGRATIONS, clock=lambda: clock() + time.monotonic())
+    database = Database(tmp_path / "host.db", SCHEMA, clock=lambda: clock() + time.monotonic())
     yield OutboxStore(database, TERMS, lambda: int(time.monotonic() * 1000))
     database.close()
 
@@ -457,22 +457,6 @@ async def test_what_may_have_gone_another_way_waits_alone_for_the_steward(store:
         drain.wake()
         await until(store, "confirmed", "done")
     assert broker.log == ["young", "old"]
-
-
-async def test_a_steward_that_cannot_look_for_many_is_asked_for_each(
-    store: OutboxStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def unknown(*_: object) -> set[str]:
-        raise UsageError("trace has no which")
-
-    broker = Broker()
-    monkeypatch.setattr(broker, "which_stored", unknown)
-    await accept(store, "one", "two")
-    broker.log.append("two")
-    clock.now += 3_600
-    async with draining(store, broker):
-        await until(store, "confirmed", "done")
-    assert (broker.log, broker.looked) == (["two", "one"], ["one", "two"])
 
 
 @pytest.mark.parametrize(("answer", "state"), [(None, "confirmed"), (OutcomeUnknown("no answer"), "cancelled")])

@@ -18,7 +18,7 @@ from tidings.client.notices import Notice
 from tidings.errors import StoreBroken
 from tidings.host import inbox as module
 from tidings.host.inbox import Bound, InboxStore, Wanted
-from tidings.host.schema import MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.util.database import Database
 
 DAY = 24 * 3_600_000
@@ -43,7 +43,7 @@ async def inbox(
 ) -> AsyncIterator[InboxStore]:
     if not request.param:
         monkeypatch.setattr(module, "prepare_search", lambda _: False)
-    database = Database(tmp_path / "host.db", MIGRATIONS, clock=clock)
+    database = Database(tmp_path / "host.db", SCHEMA, clock=clock)
     store = await InboxStore.open(database)
     assert store.words == request.param
     yield store
@@ -214,7 +214,7 @@ async def test_nothing_in_a_search_is_a_command(inbox: InboxStore, text: str) ->
 @given(st.text())
 def test_any_text_can_be_searched_for(text: str) -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        connection.executescript("".join(MIGRATIONS.steps))
+        connection.executescript(SCHEMA.sql)
         words = module.prepare_search(connection)
         module.keep(connection, arrival("1", "hello there"), NOW, words=words)
         for indexed in {words, False}:

@@ -1,41 +1,29 @@
-"""The tables of the host: what they refuse whatever the code does, and files of earlier versions.
-
-A step that builds a table anew is proved with steps that only exist here: the first release has one schema and no step.
-"""
+"""The tables of the host: what they refuse whatever the code does, and a file of a later version."""
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from hosted import NOW, TERMS, arrival, built_anew, draft, fill
-from tidings.errors import IdReused, StoreError, StoreTooNew
-from tidings.host import directory, inbox, registry
-from tidings.host import outbox_ends as ends
+from hosted import NOW, TERMS, arrival, draft, fill
+from tidings.errors import IdReused, StoreTooNew
+from tidings.host import inbox
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.outbox_transitions import Lane
-from tidings.host.schema import APPLICATION_ID, MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.util.database import Database
-from tidings.util.database_snapshot import look
-from tidings.wire.roster import Agent
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
-VERSIONS = {number: FIXTURES / f"host-v{number}.sql" for number in (7, 8, 9)}
-LATER = replace(MIGRATIONS, steps=(*MIGRATIONS.steps, built_anew("outbox"), built_anew("inbox")))
 ROW = {"pending": 1, "inflight": 2, "confirmed": 3, "done": 4, "dead": 5, "cancelled": 6}
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path / "host.db", MIGRATIONS)
+    database = Database(tmp_path / "host.db", SCHEMA)
     fill(database)
     yield database
     database.close()
@@ -147,29 +135,7 @@ def test_row_numbers_are_not_used_again(host: Database) -> None:
     assert sequence == len(ROW)
 
 
-# ---------------------------------------------------------------------------------------------- files of old versions
-
-
-def dump(database: Database) -> str:
-    """A file as text: what `tests/fixtures` keeps of each version. Made once for each, and never again."""
-
-    def lines(connection: sqlite3.Connection) -> str:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        settings = f"PRAGMA application_id = {APPLICATION_ID};\nPRAGMA user_version = {version};\n"
-        return "\n".join(connection.iterdump()) + "\n" + settings
-
-    return database.read_blocking(lines)
-
-
-def restored(version: int, path: Path) -> Path:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(VERSIONS[version].read_text())
-    path.chmod(0o600)
-    return path
-
-
-def test_where_a_message_was_said_is_kept_and_never_changes_and_older_mail_was_said_here(tmp_path: Path) -> None:
-    host = Database(restored(7, tmp_path / "host.db"), MIGRATIONS)
+def test_where_a_message_was_said_is_kept_and_never_changes(host: Database) -> None:
     linked = arrival("linked", channel="general", sender_name="ada@west", origin="west", origin_id="AWEST")
     host.write_blocking(lambda c: inbox.keep(c, linked, NOW, words=False))
     rows = host.read_blocking(lambda c: inbox.listed(c, "main", "bob"))
@@ -180,134 +146,29 @@ def test_where_a_message_was_said_is_kept_and_never_changes_and_older_mail_was_s
     ]
     for column in ("origin", "origin_id"):
         assert "never changes" in refused(host, f"UPDATE inbox SET {column} = 'east' WHERE id = 'linked'")
+
+
+def test_a_file_that_was_closed_opens_again_with_all_that_is_in_it(host: Database, tmp_path: Path) -> None:
     host.close()
-
-
-def test_every_version_has_its_fixture() -> None:
-    assert sorted(VERSIONS) == list(range(MIGRATIONS.first, MIGRATIONS.newest + 1))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_file_of_every_released_version_opens_and_works(tmp_path: Path, version: int) -> None:
-    host = Database(restored(version, tmp_path / "host.db"), MIGRATIONS)
-    rows = host.read_blocking(views.listed)
-    assert {row.state: row.row for row in rows} == ROW
+    again = Database(tmp_path / "host.db", SCHEMA)
+    assert {row.state: row.row for row in again.read_blocking(views.listed)} == ROW
     for state in ROW:
-        again, other = draft(state, Lane("main", "ada", "dm", state)), draft(state, fingerprint=b"x" * 32)
-        assert not host.write_blocking(partial(moves.accept, draft=again, now=NOW)).new
+        repeated, other = draft(state, Lane("main", "ada", "dm", state)), draft(state, fingerprint=b"x" * 32)
+        assert not again.write_blocking(partial(moves.accept, draft=repeated, now=NOW)).new
         with pytest.raises(IdReused):
-            host.write_blocking(partial(moves.accept, draft=other, now=NOW))
+            again.write_blocking(partial(moves.accept, draft=other, now=NOW))
     later = moves.Terms("run 2")
-    host.write_blocking(lambda c: moves.recover(c, NOW, 0, later))
-    assert {leased.row.id for leased in host.write_blocking(lambda c: moves.take(c, NOW, later))} == {
+    again.write_blocking(lambda c: moves.recover(c, NOW, 0, later))
+    assert {leased.row.id for leased in again.write_blocking(lambda c: moves.take(c, NOW, later))} == {
         "pending",
         "inflight",
     }
-    assert [row.id for row in host.read_blocking(lambda c: inbox.listed(c, "main", "bob"))] == ["direct", "posted"]
+    assert [row.id for row in again.read_blocking(lambda c: inbox.listed(c, "main", "bob"))] == ["direct", "posted"]
+    again.close()
+
+
+def test_a_host_database_of_a_later_version_is_refused(host: Database, tmp_path: Path) -> None:
+    host.write_blocking(lambda c: c.execute(f"PRAGMA user_version = {SCHEMA.version + 1}").close())
     host.close()
-
-
-@pytest.mark.parametrize("version", range(1, 7))
-def test_a_file_from_before_the_first_release_is_refused_with_what_to_do_and_left_as_it_is(
-    tmp_path: Path, version: int
-) -> None:
-    path = tmp_path / "host.db"
-    Database(path, MIGRATIONS).close()
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {version}")
-    before = path.read_bytes()
-    for opened in (lambda: Database(path, MIGRATIONS), lambda: look(path, MIGRATIONS, views.listed)):
-        with pytest.raises(StoreError, match=r"host\.db has version .* before the first release.* then move it away"):
-            opened()
-    assert path.read_bytes() == before
-
-
-def test_what_became_of_every_message_survives_a_table_that_is_built_anew(tmp_path: Path) -> None:
-    """A chain of what replaced what, a late acknowledgement, a payload that was dropped."""
-    path = restored(7, tmp_path / "host.db")
-    before = Database(path, MIGRATIONS)
-
-    def live_on(connection: sqlite3.Connection) -> None:
-        moves.confirmed(connection, ROW["cancelled"], 0, moves.LogPosition(9, "LOG", "server 1"), NOW, 0, TERMS)
-        ends.drop_payloads(connection, NOW + 1)
-        again = ends.requeue(connection, ROW["dead"], "again", b"p", "s", NOW)
-        ends.cancel(connection, again.row, NOW)
-        ends.requeue(connection, again.row, "once more", b"p", "s", NOW)
-
-    before.write_blocking(live_on)
-    rows = before.read_blocking(views.listed)
-    before.close()
-    after = Database(path, LATER)
-    assert after.read_blocking(views.listed) == rows
-    assert [row.id for row in after.read_blocking(lambda c: views.chain(c, ROW["dead"]))] == [
-        "dead",
-        "again",
-        "once more",
-    ]
-    assert after.read_blocking(lambda c: views.payload(c, ROW["done"])) is None
-    assert after.write_blocking(lambda c: moves.accept(c, draft("new"), NOW)).row.row == len(rows) + 1
-    for column, second in (("supersedes", "row = 8"), ("superseded_by", "row = 6")):
-        assert refused(after, f"UPDATE outbox SET {column} = 7 WHERE {second}")
-    after.close()
-
-
-def test_mail_survives_an_inbox_that_is_built_anew(tmp_path: Path) -> None:
-    """What was read, told and expired; what is held of each sender; words are found; row numbers go on."""
-    path = restored(7, tmp_path / "host.db")
-    before = Database(path, MIGRATIONS)
-
-    def live_on(connection: sqlite3.Connection) -> None:
-        inbox.prepare_search(connection)
-        inbox.mark_read(connection, "main", "bob", [1], NOW)
-        inbox.told(connection, "main", "bob", inbox.receipts_to_tell(connection, "main", "bob"))
-        inbox.expire(connection, NOW + 1, NOW + 2, words=True)
-
-    before.write_blocking(live_on)
-    rows = before.read_blocking(lambda c: c.execute("SELECT * FROM inbox").fetchall())
-    before.close()
-    after = Database(path, LATER)
-    assert after.read_blocking(lambda c: c.execute("SELECT * FROM inbox").fetchall()) == rows
-    held = after.read_blocking(
-        lambda c: c.execute("SELECT sender, channel, rows, bytes FROM inbox_held WHERE rows > 0").fetchall()
-    )
-    assert held == [("ada", "*", 1, 22), ("ada", "general", 1, 22)]
-    assert after.write_blocking(inbox.prepare_search)
-    found = after.read_blocking(lambda c: inbox.search(c, "main", "bob", "posted", words=True))
-    assert [row.id for row in found] == ["posted"]
-    new = after.write_blocking(lambda c: inbox.keep(c, arrival("new"), NOW, words=True))
-    assert new.row == len(rows) + 1
-    after.close()
-
-
-def test_agents_and_who_was_seen_are_read_from_a_file_of_the_first_release(tmp_path: Path) -> None:
-    host = Database(restored(7, tmp_path / "host.db"), MIGRATIONS)
-    (bob,) = host.read_blocking(registry.adopted)
-    assert (bob.scope, bob.receive) == (registry.Scope("main", "main", "bob", "bob"), True)
-    assert bob.source == ("bundle", "/somewhere/bob.json")
-    assert host.read_blocking(directory.remembered) == {
-        "main": directory.Seen(NOW, (Agent(id="ada", name="ada", roles=("reviewer",)),))
-    }
-    host.close()
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_published_step_is_never_edited(tmp_path: Path, version: int) -> None:
-    """The schema of a fixture is what the steps up to its version make."""
-
-    def schema(path: Path) -> list[str]:
-        with closing(sqlite3.connect(path)) as connection:
-            found = connection.execute(
-                "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite%'"
-            )
-            plain = (re.sub(r"([,()])", r" \1 ", re.sub("--.*", "", sql)) for (sql,) in found)
-            return sorted(" ".join(sql.split()) for sql in plain)
-
-    made = tmp_path / "made.db"
-    Database(made, replace(MIGRATIONS, steps=MIGRATIONS.steps[: version - MIGRATIONS.first + 1])).close()
-    assert schema(restored(version, tmp_path / "kept.db")) == schema(made)
-
-
-def test_a_host_database_of_a_later_version_is_refused(tmp_path: Path) -> None:
-    Database(tmp_path / "host.db", LATER).close()
-    with pytest.raises(StoreTooNew, match=r"host\.db"):
-        Database(tmp_path / "host.db", MIGRATIONS)
+    with pytest.raises(StoreTooNew, match=r"host\.db has version 2, this Tidings knows 1"):
+        Database(tmp_path / "host.db", SCHEMA)

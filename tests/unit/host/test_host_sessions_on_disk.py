@@ -10,7 +10,7 @@ import pytest
 
 from tidings.errors import NoSession, StoreReadOnly
 from tidings.host.registry import Scope
-from tidings.host.schema import MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.host.sessions import HostSession, Sessions
 from tidings.util.database import Database
 
@@ -31,7 +31,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def database(tmp_path: Path, clock: Clock) -> Iterator[Database]:
-    database = Database(tmp_path / "host.db", MIGRATIONS, clock=clock)
+    database = Database(tmp_path / "host.db", SCHEMA, clock=clock)
     yield database
     database.close()
 

@@ -21,7 +21,7 @@ from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.outbox import Lane, LogPosition, OutboxStore
 from tidings.host.outcomes import Outcome
-from tidings.host.schema import MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.util.database import Database
 
 AWAY = Outcome("broker_unreachable", "away", retryable=True, blocks="space")
@@ -34,7 +34,7 @@ class Host(OutboxStore):
 
     def __init__(self, path: Path) -> None:
         self.clock, self.ticks = NOW, 1_000
-        super().__init__(Database(path, MIGRATIONS, clock=lambda: self.clock / 1000), TERMS, lambda: self.ticks)
+        super().__init__(Database(path, SCHEMA, clock=lambda: self.clock / 1000), TERMS, lambda: self.ticks)
 
     def later(self, milliseconds: int) -> None:
         self.clock += milliseconds
@@ -330,9 +330,9 @@ CHILD = """
     from pathlib import Path
     from hosted import NOW, draft
     from tidings.host import outbox_transitions as moves
-    from tidings.host.schema import MIGRATIONS
+    from tidings.host.schema import SCHEMA
     from tidings.util.database import Database
-    host = Database(Path(sys.argv[1]), MIGRATIONS)
+    host = Database(Path(sys.argv[1]), SCHEMA)
     print(host.write_blocking(lambda c: moves.accept(c, draft("one"), NOW)), flush=True)
 """
 
@@ -346,7 +346,7 @@ def test_a_killed_accept_is_asked_again_with_the_same_id_and_is_there_once(
     program = [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path / "host.db")]
     ran = subprocess.run(program, env=os.environ | sources, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout) == (-signal.SIGKILL, ""), ran.stderr
-    host = Database(tmp_path / "host.db", MIGRATIONS)
+    host = Database(tmp_path / "host.db", SCHEMA)
     answer = host.write_blocking(lambda c: moves.accept(c, draft("one"), NOW))
     assert (answer.new, answer.row.state) == (new, "pending")
     taken = host.write_blocking(lambda c: moves.take(c, NOW, TERMS, lane=GENERAL))

@@ -24,14 +24,13 @@ from msgspec.structs import replace
 
 from forgetful import HORIZON, ForgetfulBroker, Stored
 from tidings.errors import IdReused, WrongState
-from tidings.host import outbox_ends as ends
-from tidings.host import outbox_horizon as horizon
+from tidings.host import outbox
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
 from tidings.host.outbox_transitions import Draft, Landed, Lane, Leased, LogPosition, Terms
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.outcomes import Outcome
-from tidings.host.schema import MIGRATIONS
+from tidings.host.schema import SCHEMA
 from tidings.util.database import Database
 
 T = TypeVar("T")
@@ -96,7 +95,7 @@ class OutboxModel(RuleBasedStateMachine):
     def open(self) -> None:
         self.runs += 1
         self.terms = Terms(f"run {self.runs}", luck=lambda: 0.5)
-        self.database = Database(Path(self.folder.name) / "host.db", MIGRATIONS)
+        self.database = Database(Path(self.folder.name) / "host.db", SCHEMA)
         self.reader = sqlite3.connect(f"file:{self.database.path}?mode=ro", uri=True, isolation_level=None)
         self.do(lambda c: moves.recover(c, self.now, self.tick, self.terms))
         assert not [row for row in self.rows() if row.state == "inflight"], "a lease of an earlier run is void at once"
@@ -202,7 +201,7 @@ class OutboxModel(RuleBasedStateMachine):
 
     def meet(self, space: str) -> None:
         self.met[space] = self.brokers[space].incarnation
-        said = self.do(lambda c: horizon.meet(c, space, self.met[space]))
+        said = self.do(lambda c: outbox.meet(c, space, self.met[space]))
         assert said == any(
             row.state == "confirmed" and row.space == space and row.incarnation != self.met[space]
             for row in self.rows()
@@ -362,7 +361,7 @@ class OutboxModel(RuleBasedStateMachine):
         """It was stored or not, the drain does not know, and goes on in one of these ways."""
         row = self.attempts[choice % len(self.attempts)].leased.row
         if then == "cancelled before":
-            self.do(lambda c: ends.cancel(c, row.row, self.now))
+            self.do(lambda c: outbox.cancel(c, row.row, self.now))
         if stored:
             self.the_broker_stores_it(choice)
         self.it_fails(choice, NO_ANSWER)
@@ -373,7 +372,7 @@ class OutboxModel(RuleBasedStateMachine):
             self.the_clock_jumps(-HOUR)
             self.take(4, lane_of(row), True)
         elif then == "cancelled":
-            self.do(lambda c: ends.cancel(c, row.row, self.now))
+            self.do(lambda c: outbox.cancel(c, row.row, self.now))
 
     # ---------------------------------------------------------------------------------------------------- bad days
 
@@ -418,39 +417,39 @@ class OutboxModel(RuleBasedStateMachine):
     def verify(self, space: str, most: int) -> None:
         broker = self.brokers[space]
         if space in self.met and self.met[space] == broker.incarnation:
-            for row in self.do(lambda c: horizon.to_verify(c, space, broker.incarnation, limit=most)):
+            for row in self.do(lambda c: outbox.to_verify(c, space, broker.incarnation, limit=most)):
                 self.verify_one(row, broker)
 
     def verify_one(self, row: OutboxRow, broker: ForgetfulBroker) -> None:
         record = broker.at(row.seq or 0)
         if record is not None and (record.sender, record.id) == (row.sender, row.id):
-            assert self.do(lambda c: horizon.still_there(c, row, broker.incarnation, self.tick))
+            assert self.do(lambda c: outbox.still_there(c, row, broker.incarnation, self.tick))
             self.known_since[row.row] = self.true_time
         else:
-            assert self.do(lambda c: horizon.lost(c, row, self.now))
+            assert self.do(lambda c: outbox.lost(c, row, self.now))
             assert views.show(self.reader, row.row).state == "pending"
-        assert not self.do(lambda c: horizon.lost(c, row, self.now)), "what was verified is verified once"
+        assert not self.do(lambda c: outbox.lost(c, row, self.now)), "what was verified is verified once"
 
     @rule(space=spaces)
     def release(self, space: str) -> None:
         """Only a run of the broker that answers now is asked for."""
         if self.met.get(space) == self.brokers[space].incarnation:
             before = {row.row for row in self.rows() if row.state == "confirmed"}
-            self.do(lambda c: horizon.release(c, space, self.met[space], self.tick, HORIZON, self.now))
+            self.do(lambda c: outbox.release(c, space, self.met[space], self.tick, HORIZON, self.now))
             done = [row for row in self.rows() if row.row in before and row.state == "done"]
             assert all(self.true_time - self.known_since[row.row] >= HORIZON for row in done), "not on disk yet"
             assert all(row.incarnation == self.met[space] for row in done)
 
     @rule()
     def old_payloads_are_dropped(self) -> None:
-        self.do(lambda c: ends.drop_payloads(c, self.now - HOUR))
+        self.do(lambda c: outbox.drop_payloads(c, self.now - HOUR))
 
     # -------------------------------------------------------------------------------------------------------- people
 
     @rule(choice=pick)
     def cancel(self, choice: int) -> None:
         if before := self.row_at(choice):
-            after = self.do(lambda c: ends.cancel(c, before.row, self.now))
+            after = self.do(lambda c: outbox.cancel(c, before.row, self.now))
             expected = {"pending": "cancelled"}.get(before.state, before.state)
             assert after.state == expected
             assert after.cancel_asked or before.state != "inflight"
@@ -465,16 +464,16 @@ class OutboxModel(RuleBasedStateMachine):
             made = (fresh.id, fresh.payload, fresh.signature, self.now)
             if old.superseded_by is not None:
                 with pytest.raises(WrongState):
-                    self.do(lambda c: ends.requeue(c, old.row, *made))
+                    self.do(lambda c: outbox.requeue(c, old.row, *made))
                 return
-            new = self.do(lambda c: ends.requeue(c, old.row, *made))
+            new = self.do(lambda c: outbox.requeue(c, old.row, *made))
             self.drafts[new.row] = replace(fresh, fingerprint=old.fingerprint)
-            assert self.do(lambda c: ends.requeue(c, old.row, *made)) == new
+            assert self.do(lambda c: outbox.requeue(c, old.row, *made)) == new
 
     def requeue_what_is_not_over(self, row: OutboxRow) -> None:
         before = self.rows()
         with pytest.raises(WrongState, match=row.state):
-            self.do(lambda c: ends.requeue(c, row.row, "new", b"new", "new", self.now))
+            self.do(lambda c: outbox.requeue(c, row.row, "new", b"new", "new", self.now))
         assert self.rows() == before
 
     @rule(space=spaces, stays=rarely)
@@ -513,7 +512,7 @@ class OutboxModel(RuleBasedStateMachine):
         overdue = {
             row.row for row in self.rows() if row.state == "pending" and row.accepted_at + row.max_age <= self.now
         }
-        ended = self.do(lambda c: ends.expire(c, self.now))
+        ended = self.do(lambda c: outbox.expire(c, self.now))
         assert {row.row for row in ended} == overdue
         assert all((row.state, row.code) == ("dead", "too_old") for row in ended)
 

@@ -9,7 +9,7 @@ import pytest
 from tidings.errors import PageRefused
 from tidings.links import directory
 from tidings.links.directory import PeerPlace, ReadThrough
-from tidings.links.schema import MIGRATIONS
+from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
 from tidings.wire.keys import ACCOUNT, KeyPair
 from tidings.wire.people import Person
@@ -21,7 +21,7 @@ ADA, BOB = KeyPair.generate().id, KeyPair.generate().id
 
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path / "links.db", MIGRATIONS)
+    database = Database(tmp_path / "links.db", SCHEMA)
     database.write_blocking(
         lambda c: c.execute("INSERT INTO space (space, secret) VALUES (?, ?)", (ACME.space, b"x" * 32))
     )

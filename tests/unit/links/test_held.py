@@ -13,7 +13,7 @@ from tidings.links.definition import LinkDefinition
 from tidings.links.held import HeldRecords
 from tidings.links.link_store import BookedLink, Disposed
 from tidings.links.ports import OriginIdentity
-from tidings.links.schema import MIGRATIONS
+from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
 from tidings.wire.digests import BucketsAnswer, DigestAnswer, IdsAnswer
 from tidings.wire.ids import new_id
@@ -63,7 +63,7 @@ class AnotherLedger:
 
 @pytest.fixture
 def databases(tmp_path: Path) -> Iterator[list[Database]]:
-    found = [Database(tmp_path / str(number) / "links.db", MIGRATIONS) for number in range(2)]
+    found = [Database(tmp_path / str(number) / "links.db", SCHEMA) for number in range(2)]
     yield found
     for each in found:
         each.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -23,8 +24,8 @@ from tidings.links import agreements, link_store, local_index, obligations
 from tidings.links.definition import LinkDefinition
 from tidings.links.link_store import BookedLink, Disposed, LinkRow
 from tidings.links.ports import IndexPage, IndexRow, LocalFacts, OriginIdentity
-from tidings.links.schema import APPLICATION_ID, MIGRATIONS
-from tidings.util.database import Database, Migrations
+from tidings.links.schema import SCHEMA
+from tidings.util.database import Database
 from tidings.wire.links import LinkedRecord, Token
 
 HERE, PEER = "AHERE", "APEER"
@@ -60,8 +61,7 @@ def record(seq: int, payload: bytes = b"poison") -> LinkedRecord:
 @pytest.fixture
 def connection() -> Iterator[sqlite3.Connection]:
     found = sqlite3.connect(":memory:", isolation_level=None)
-    for step in MIGRATIONS.steps:
-        found.executescript(step)
+    found.executescript(SCHEMA.sql)
     found.execute("PRAGMA foreign_keys = ON")
     yield found
     found.close()
@@ -470,23 +470,23 @@ def test_what_the_log_here_lost_is_owed_again_but_not_what_it_removed_by_age(
 
 async def test_on_disk_it_is_kept_and_a_newer_or_second_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "links.db"
-    database = Database(path, MIGRATIONS)
+    database = Database(path, SCHEMA)
     link = await database.write(lambda c: link_store.open_link(c, TAKES, SECRET, now=1))
     kept = BookedLink(database, link.row)
     await kept.write(lambda c: link_store.begin(c, link.row, token(0)))
     page = [said(2), said(3, "quarantined", "signature")]
     await kept.write(lambda c: link_store.commit_page(c, link.row, token(0), token(5), page, now=1))
     with pytest.raises(StoreBusy):
-        Database(path, MIGRATIONS)
+        Database(path, SCHEMA)
     database.close()
-    database = Database(path, MIGRATIONS)
+    database = Database(path, SCHEMA)
     kept = BookedLink(database, link.row)
     assert (await kept.link()).handled == token(5)
     assert await kept.read(lambda c: link_store.held_days(c, link.row, 1, 5)) == [("general", "2025-11-15")]
     held = await kept.read(lambda c: link_store.held_rows(c, link.row, "general", "2025-11-15", 2, 2))
     assert [each.seq for each in held] == [2]
     database.close()
-    newer = Migrations(APPLICATION_ID, (*MIGRATIONS.steps, "CREATE TABLE later (row INTEGER)"))
-    Database(path, newer).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA.version + 1}")
     with pytest.raises(StoreTooNew):
-        Database(path, MIGRATIONS)
+        Database(path, SCHEMA)

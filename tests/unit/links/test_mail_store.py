@@ -9,7 +9,7 @@ from tidings.errors import ConflictError, PageRefused, UnknownPeer
 from tidings.links import directory, mail_store
 from tidings.links.directory import PeerPlace, ReadThrough
 from tidings.links.mail_store import HandledMail, MailLooked, MailState
-from tidings.links.schema import MIGRATIONS
+from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
 from tidings.wire.ids import new_id
 from tidings.wire.keys import ACCOUNT, KeyPair
@@ -23,7 +23,7 @@ ADA, BOB = KeyPair.generate().id, KeyPair.generate().id
 
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path / "links.db", MIGRATIONS)
+    database = Database(tmp_path / "links.db", SCHEMA)
     database.write_blocking(
         lambda c: c.execute("INSERT INTO space (space, secret) VALUES (?, ?)", (PLACE[0], b"x" * 32))
     )

@@ -14,7 +14,7 @@ from tidings.errors import ConflictError, OutcomeUnknown, TidingsError
 from tidings.links import mail_store, mail_sync
 from tidings.links.link_store import BookedLink
 from tidings.links.mail_sync import MailRound
-from tidings.links.schema import MIGRATIONS
+from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
 from tidings.wire import message as wire_message
 from tidings.wire import signing
@@ -152,7 +152,7 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr(mail_sync, "LOOK_AGAIN", 0.0)
-    database = Database(tmp_path / "links.db", MIGRATIONS)
+    database = Database(tmp_path / "links.db", SCHEMA)
     database.write_blocking(lambda c: c.execute("INSERT INTO space (space, secret) VALUES (?, ?)", (HERE, b"x" * 32)))
     yield Scene(database)
     database.close()

@@ -28,8 +28,8 @@ from tidings.links.events import (
 from tidings.links.link_store import BookedLink
 from tidings.links.ports import AdmittedAt, IndexPage
 from tidings.links.replicator import Direction, Mode
-from tidings.links.running import LoopClock, RunningDirection
-from tidings.links.schema import MIGRATIONS
+from tidings.links.running_link import LoopClock, RunningDirection
+from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
 from tidings.wire import message as wire_message
 from tidings.wire.links import GapKind, LinkPage, Token
@@ -813,7 +813,7 @@ async def test_stopping_leaves_the_ledger_whole_in_time_or_not(paired: Paired, t
     pair = paired()
     pair.carrier.kill()
     pair.say(30)
-    database = Database(tmp_path / "links.db", MIGRATIONS)
+    database = Database(tmp_path / "links.db", SCHEMA)
     wanted = pair.carrier.definition
     row = (await database.write(lambda c: link_store.open_link(c, wanted, bytes(32), 0))).row
     slow = asyncio.Event()

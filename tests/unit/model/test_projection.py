@@ -136,10 +136,10 @@ def test_n22_a_channel_needs_no_record_unless_the_space_says_listed(log: Generat
 
 def test_n11_a_part_counts_until_a_space_record_switches_it_off(log: GeneratedLog) -> None:
     before = log.chat(log.agents[0], "general").seq
-    off = log.rule(log.subjects.space_record, b'{"op":"1","parts":{"archive":"off"}}').seq
+    off = log.rule(log.subjects.space_record, b'{"op":"1","parts":{"deliver":"off"}}').seq
     table = fold(log)
-    assert table.space_at(before).parts.archive == "on"
-    assert (table.space_at(off).parts.deliver, table.space_at(off).parts.archive) == ("on", "off")
+    assert (table.space_at(before).parts.deliver, table.space_at(before).parts.archive) == ("on", "off")
+    assert (table.space_at(off).parts.deliver, table.space_at(off).parts.archive) == ("off", "off")
 
 
 # --- memberships ---

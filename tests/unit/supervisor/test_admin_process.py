@@ -15,7 +15,7 @@ async def test_one_process_does_one_thing_after_the_other_and_ends_with_the_bloc
     async with AdminProcess(home) as admin:
         made = await admin.ask("create", open=False, port=None, budget=64 * 1024 * 1024)
         assert made == {"space": "main", "port": home.read_info().port}
-        assert await admin.ask("migrate") == {"done": None}
+        assert await admin.ask("complete_move") == {}
         child = admin._child
         assert child is not None
         assert child.returncode is None

@@ -31,13 +31,10 @@ from tidings.errors import (
     StoreTooNew,
 )
 from tidings.util import database as module
-from tidings.util.database import Database, Migrations
+from tidings.util.database import Database, Schema
 
-STEPS = (
-    "CREATE TABLE note (row INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT UNIQUE)",
-    "ALTER TABLE note ADD COLUMN colour TEXT NOT NULL DEFAULT 'grey'",
-)
-NOTES = Migrations(4711, STEPS[:1])
+NOTE = "CREATE TABLE note (row INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT UNIQUE)"
+NOTES = Schema(4711, NOTE)
 FOREVER = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
 
@@ -259,8 +256,8 @@ async def test_a_file_that_was_taken_away_is_not_made_anew(notes: Database, path
 CHILD = """
     import sys
     from pathlib import Path
-    from tidings.util.database import Database, Migrations
-    notes = Database(Path(sys.argv[1]), Migrations(4711, [sys.argv[2]]))
+    from tidings.util.database import Database, Schema
+    notes = Database(Path(sys.argv[1]), Schema(4711, sys.argv[2]))
     notes.write_blocking(lambda c: c.execute("INSERT INTO note (text) VALUES ('said')").close())
     print("answered", flush=True)
     sys.stdin.read()
@@ -269,7 +266,7 @@ CHILD = """
 
 def child(path: Path, failpoint: str = "") -> subprocess.Popen[str]:
     sources = {"PYTHONPATH": str(Path(tidings.__file__).parents[1]), "TIDINGS_FAILPOINT": failpoint}
-    program = [sys.executable, "-c", textwrap.dedent(CHILD), str(path), STEPS[0]]
+    program = [sys.executable, "-c", textwrap.dedent(CHILD), str(path), NOTE]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen(program, env=os.environ | sources, **pipes)  # type: ignore[call-overload,no-any-return]
 
@@ -380,53 +377,21 @@ def test_a_file_that_others_can_read_is_refused(path: Path) -> None:
         Database(path, NOTES)
 
 
-def test_an_older_file_takes_the_steps_it_lacks(path: Path) -> None:
-    notes = Database(path, NOTES)
-    notes.write_blocking(write("old"))
-    notes.close()
-    newer = Database(path, Migrations(4711, STEPS))
-    assert newer.read_blocking(lambda c: c.execute("SELECT text, colour FROM note").fetchall()) == [("old", "grey")]
-    newer.close()
-
-
-def test_a_file_of_a_version_that_was_never_released_is_refused_with_what_to_do_and_left_alone(path: Path) -> None:
-    Database(path, NOTES).close()
-    before = path.read_bytes()
-    squashed = Migrations(4711, ["; ".join(STEPS)], first=2)
-    with pytest.raises(StoreError, match=r"notes\.db has version 1, .*before the first release.*move it away"):
-        Database(path, squashed)
-    assert path.read_bytes() == before
-    fresh = Database(path.with_name("fresh.db"), squashed)
-    assert fresh.read_blocking(lambda c: c.execute("PRAGMA user_version").fetchone()) == (2,)
-    fresh.close()
-    Database(path.with_name("fresh.db"), Migrations(4711, STEPS)).close()
-
-
 def test_a_newer_file_is_refused_by_name_and_left_alone(path: Path) -> None:
-    Database(path, Migrations(4711, STEPS)).close()
+    Database(path, Schema(4711, NOTE, version=2)).close()
     before = path.read_bytes()
     with pytest.raises(StoreTooNew, match=r"notes\.db has version 2, this Tidings knows 1: use"):
         Database(path, NOTES)
     assert path.read_bytes() == before
-    Database(path, Migrations(4711, STEPS)).close()
+    Database(path, Schema(4711, NOTE, version=2)).close()
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        "CREATE TABLE more (x); INSERT INTO note (text) VALUES ('half'); INSERT INTO nowhere VALUES (1)",
-        "CREATE TABLE more (x REFERENCES note (row)); INSERT INTO more VALUES (99)",
-    ],
-)
-def test_a_step_that_fails_leaves_the_file_at_the_version_before(path: Path, step: str) -> None:
-    notes = Database(path, NOTES)
-    notes.write_blocking(write("old"))
-    notes.close()
+def test_tables_that_cannot_be_created_leave_an_empty_file(path: Path) -> None:
     with pytest.raises((sqlite3.Error, StoreBroken)):
-        Database(path, Migrations(4711, (*STEPS, step)))
-    after = Database(path, Migrations(4711, STEPS))
-    assert after.read_blocking(lambda c: c.execute("PRAGMA user_version").fetchone()) == (2,)
-    assert after.read_blocking(lambda c: c.execute("SELECT * FROM note").fetchall()) == [(1, "old", "grey")]
+        Database(path, Schema(4711, f"{NOTE}; INSERT INTO note (text) VALUES ('half'); INSERT INTO nowhere VALUES (1)"))
+    after = Database(path, NOTES)
+    assert after.read_blocking(lambda c: c.execute("PRAGMA user_version").fetchone()) == (1,)
+    assert after.read_blocking(texts) == []
     after.close()
 
 
@@ -436,7 +401,7 @@ def test_a_file_that_another_program_made_is_refused(path: Path) -> None:
     path.chmod(0o600)
     with pytest.raises(StoreBroken, match="another program"):
         Database(path, NOTES)
-    Database(path.with_name("other.db"), Migrations(1, STEPS)).close()
+    Database(path.with_name("other.db"), Schema(1, NOTE)).close()
     with pytest.raises(StoreBroken, match="another program"):
         Database(path.with_name("other.db"), NOTES)
 
@@ -463,7 +428,7 @@ def test_a_damaged_file_is_refused_by_name_and_never_replaced(path: Path, damage
     assert path.read_bytes() == content
 
 
-RULES = Migrations(4712, ("CREATE TABLE rule (x TEXT CHECK (coalesce(x, 'yes') <> 'no'))",))
+RULES = Schema(4712, "CREATE TABLE rule (x TEXT CHECK (coalesce(x, 'yes') <> 'no'))")
 
 
 def _renamed_everywhere(content: bytearray) -> None:

@@ -36,7 +36,6 @@ PHRASES = [
     TASK_PART,
     f"msgpack, at most {frames.MAX_FRAME_BYTES:,} bytes",
     f"all together are above {frames.MAX_FRAME_MESSAGES:,}",
-    f"its counts end at {frames.MAX_FIRST_MESSAGES}",
     f"more than {frames.MAX_FRAME_REFS} references",
     f"not {frames.TAG_BYTES + 1} to {frames.LARGEST_RECORD + frames.TAG_BYTES:,}",
     f"A block of {block_refs.MAX_INLINE:,} bytes or fewer",

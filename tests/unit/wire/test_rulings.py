@@ -87,10 +87,10 @@ def test_the_class_of_a_channel_travels_as_class() -> None:
     assert b'"class":"live"' in encode(Channel(op="1", name="general", cls="live"))
 
 
-def test_parts_count_unless_a_record_switches_them_off() -> None:
+def test_delivery_counts_unless_a_record_switches_it_off_and_the_archive_does_not() -> None:
     space = decode("space", b'{"op":"1"}')
     assert isinstance(space, Space)
-    assert space.parts == Parts(deliver="on", archive="on")
+    assert space.parts == Parts(deliver="on", archive="off")
     assert space.channels == "open"
 
 

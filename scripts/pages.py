@@ -1,17 +1,22 @@
-"""`docs/errors.md`, written from the tree in `errors.py`: `python -m tidings.cli.error_page FILE` (`make docs`).
+"""Writes docs/errors.md, docs/control.md and docs/host-api.md from the code (`make docs`).
 
-Names, order and meanings are those of the tree's docstring, codes those of the classes. What to do is said here; an
-error without a remedy of its own has that of its parent. A test holds the file, the tree and the exit codes together.
+Names, order and meanings of errors are those of the tree in `errors.py`, codes those of the classes. What to do is
+written here; an error without a remedy of its own has that of its parent. Operations come from the table in
+`wire/operations.py`, routes from what the host serves. A test holds pages and code together.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from tidings import errors
 from tidings.errors import TidingsError
+from tidings.host.http_api import STATUS, ApiRoute, api_routes
+from tidings.wire.operations import OPERATIONS, Operation, answer_fields
 
 EXIT_CODES = {
     0: "ok",
@@ -90,6 +95,42 @@ REMEDIES: dict[str, str] = {
     "PrerequisiteMissing": "`tidings doctor` says what to install",
 }
 
+CONTROL_HEAD = """# Control requests
+
+Written by `make docs` from the table in `wire/operations.py`, which is also what requests are held against. A client in
+any language asks the steward by publishing strict JSON to `td.<space>.ctl.<service>.<its id>`, with a reply subject in
+its own inbox:
+
+    {"op": "<8 to 64 characters, yours to choose>", "do": "<verb>", "<argument>": <value>, ...}
+
+The answer is `{"ok": true, ...}` or `{"ok": false, "error": {"code": ..., "message": ...}}`, with the words of
+[errors](errors.md) as codes. `null` is the same as leaving an argument out; an argument or verb that is not known is
+refused with those that are.
+
+- `once`: the same `op` of the same agent takes effect once and is told the same, whatever happened in between: repeat
+  it after an unknown outcome. (Of an agent the last 1,024 that wrote a record are remembered.)
+- answer: the fields beside `ok`; one in parentheses may be missing. Their types are in `control.schema.json`.
+- `waits`: seconds for which the answer may be kept waiting, if `wait` asks for it.
+- `host`: programs may also ask it through the host of their machine ([its API](host-api.md)).
+
+`health describe` answers with this table, and `control.schema.json` in the package has it as JSON Schema. `admin` is
+for the administrator of a space and cannot be reached with an agent's credential.
+"""
+
+HTTP_HEAD = """# The HTTP API of the host
+
+Written by `make docs` from the routes themselves. The host listens on `run/host.sock` of its home, a unix socket for
+this user only; requests and answers are JSON. For programs in Python `tidings.connect(via="host")` speaks it.
+
+A session comes first: `POST /v1/challenge` gives a nonce; signed with the agent's key (the bytes are in
+`client/host_proof.py`) it opens a session with `POST /v1/sessions`, whose token is a Bearer in the `Authorization`
+header of everything marked *session*. Every answer concerns the agent of that session and nobody else.
+
+A refusal is `{"error": {"code", "message", "retryable"}}` with the codes of [errors](errors.md). A parameter or field
+that is not known is refused with those that are; a body needs `Content-Type: application/json`. No answer is waited for
+longer than a minute (`wait`, in seconds).
+"""
+
 
 def tree() -> list[tuple[type[TidingsError], int, str]]:
     """Every error in the order of the tree, with its depth and its meaning."""
@@ -105,8 +146,8 @@ def remedy(error: type[TidingsError]) -> str:
     return next(REMEDIES[cls.__name__] for cls in error.__mro__ if cls.__name__ in REMEDIES)
 
 
-def page() -> str:
-    """The whole document."""
+def error_page() -> str:
+    """docs/errors.md."""
     lines = [
         "# Errors",
         "",
@@ -126,5 +167,68 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def operation_page() -> str:
+    """docs/control.md."""
+    lines = [
+        CONTROL_HEAD,
+        "| service | verb | arguments | answer | | |",
+        "|---|---|---|---|---|---|",
+        *map(_operation_row, OPERATIONS.values()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _operation_row(operation: Operation) -> str:
+    arguments = ", ".join(f"`{name}` {kind.words}" for name, kind in operation.arguments.items())
+    marks = ["once"] if operation.once else []
+    marks += [f"waits {operation.waits:.0f} s"] if operation.waits else []
+    marks += ["host"] if operation.host else []
+    answer = ", ".join(f"`{name}`" if always else f"(`{name}`)" for name, always in answer_fields(operation).items())
+    words = (operation.service, f"`{operation.do}`", arguments, answer, operation.says, ", ".join(marks))
+    return f"| {' | '.join(words)} |"
+
+
+def http_page() -> str:
+    """docs/host-api.md."""
+    routes = [line for route in api_routes() for line in _route(route)]
+    passed = ", ".join(f"`{each.service}/{each.do}`" for each in OPERATIONS.values() if each.host)
+    statuses = ", ".join(f"{number} {kind.code}" for kind, number in STATUS)
+    return "\n".join(
+        [
+            HTTP_HEAD,
+            f"Status by error, the first that fits: {statuses}; any other is 500.",
+            "",
+            *routes,
+            f"Passed on by `/v1/control`, with the arguments that [control](control.md) lists: {passed}.",
+            "",
+        ]
+    )
+
+
+def _route(route: ApiRoute) -> list[str]:
+    marks = ["session"] if route.session else []
+    said = inspect.cleandoc(route.handler.__doc__ or "").replace("\n", " ")
+    lines = [f"### {route.method} {route.path}", "", f"{said}{f' *{marks[0]}*' if marks else ''}", ""]
+    if route.query:
+        lines += [f"- parameters: {', '.join(f'`{each}`' for each in route.query)}"]
+    if fields := _fields(route.body):
+        lines += [f"- body: {', '.join(fields)}"]
+    return [*lines, ""] if lines[-1] else lines
+
+
+def _fields(body: Any) -> list[str]:
+    """Names and types; what has no default must be there."""
+    if body is dict:
+        return ["the arguments of the operation, and its `op`"]
+    if body is None:
+        return []
+    required = set(body.__struct_fields__[: len(body.__struct_fields__) - len(body.__struct_defaults__)])
+    kinds = inspect.get_annotations(body)
+    return [f"`{name}` {kinds[name]}{' (required)' if name in required else ''}" for name in body.__struct_fields__]
+
+
+PAGES = {"errors.md": error_page, "control.md": operation_page, "host-api.md": http_page}
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page())
+    for name, page in PAGES.items():
+        (Path(sys.argv[1]) / name).write_text(page())
