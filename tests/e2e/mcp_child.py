@@ -2,9 +2,10 @@
 
 import sys
 
+from tidings.cli.context import Context
 from tidings.cli.mcp import mcp
 from tidings.client import host_endpoint_tasks
 
 seconds, agent, home = sys.argv[1:]
 host_endpoint_tasks.QUIET_SIGN_EVERY = float(seconds)
-mcp(agent=agent, home=home)
+mcp(Context(home_dir=home), agent=agent)

@@ -24,11 +24,10 @@ import tidings
 from blocking_host import HostClient, Session
 from daemons import Follower, ask, bearer, daemon_in, raw, session_of
 from hosted import break_trigger, mend_trigger
-from tidings.admin.settings import Settings
-from tidings.cli import examination, running
+from tidings.cli import doctor, running
+from tidings.cli.context import Context
 from tidings.cli.host import look
 from tidings.cli.main import main
-from tidings.cli.options import Place
 from tidings.client.host_http import socket_path
 from tidings.errors import (
     ConflictError,
@@ -714,7 +713,7 @@ async def test_a_host_whose_disk_is_full_or_read_only_says_so_loses_nothing_and_
             assert (await ask(ada.client.health))["outbox"]
             (problem,) = (await ask(look, pair.home.home))["problems"]
             assert re.fullmatch(r"the host can store nothing: .*host\.db.* ask again.*", problem)
-            assert (await ask(examination._host, pair.home.home)).verdict == "problem"
+            assert (await ask(doctor._host, pair.home.home)).verdict == "problem"
         await eventually(lambda: is_well(pair.home.home), within=30, what="what waited to be kept was tried again")
         assert (await ask(ada.send, agent="bob", text="after", id=refused, wait=20)).stage == "confirmed"
         await eventually(lambda: counts(bob, 3), within=30, what="what came meanwhile is there too")
@@ -730,7 +729,7 @@ def _ageless(problem: str) -> str:
 async def test_mail_that_cannot_be_kept_is_a_problem_wherever_health_is_asked_for_and_is_kept_when_it_can(
     pair: RealSpace,
 ) -> None:
-    where = Place(Settings({"home": str(pair.home.home), "space": pair.home.name}), pair.home)
+    where = Context(home_dir=str(pair.home.home), space=pair.home.name)
 
     async def status() -> tuple[int, list[str]]:
         plain: dict[str, Any] = {"healthy": True, "problems": [], "exit_code": 0}
@@ -753,7 +752,7 @@ async def test_mail_that_cannot_be_kept_is_a_problem_wherever_health_is_asked_fo
         assert re.fullmatch(r"mail of bob in main cannot be kept, for .* now: .*coalerce.*", problems[1])
         code, said = await status()
         assert (code, [_ageless(each) for each in said]) == (3, [_ageless(each) for each in problems])
-        found = await ask(examination._host, pair.home.home)
+        found = await ask(doctor._host, pair.home.home)
         assert (found.verdict, found.said) == ("problem", problems[0])
         unkept = (await ask(bob.me))["health"]["unkept"]
         assert "coalerce" in unkept["cause"]
@@ -786,7 +785,7 @@ async def test_an_agent_that_cannot_get_open_because_its_inbox_is_damaged_is_a_p
             "mail of bob in main cannot be kept",
             "bob is not connected to main (waiting",
         ]
-        assert (await ask(examination._host, pair.home.home)).verdict == "problem"
+        assert (await ask(doctor._host, pair.home.home)).verdict == "problem"
 
 
 async def _any_mail(daemon: Daemon) -> bool:
@@ -797,12 +796,12 @@ async def test_an_agent_whose_mail_another_program_receives_is_named_with_the_re
     async with daemon_in(pair.home.home) as daemon:
         await session_of(pair, "bob", receive=True)
         await eventually(lambda: daemon.host.health()[0].receiving)
-        facts, said = await ask(look, pair.home.home), await ask(examination._host, pair.home.home)
+        facts, said = await ask(look, pair.home.home), await ask(doctor._host, pair.home.home)
         assert (facts["problems"], facts["notes"], said.verdict) == ([], [], "ok")
         async with tidings.connect("main", name="bob", home=pair.home.home) as elsewhere:
             await elsewhere._start_receiving()
             await eventually(lambda: daemon.host.health()[0].superseded)
-            facts, said = await ask(look, pair.home.home), await ask(examination._host, pair.home.home)
+            facts, said = await ask(look, pair.home.home), await ask(doctor._host, pair.home.home)
             (note,) = facts["notes"]
             assert "bob of main: another session of bob receives" in note
             assert (facts["problems"], said.verdict, note in said.said) == ([], "note", True)

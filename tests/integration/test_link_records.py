@@ -12,8 +12,8 @@ from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked
 from tidings.admin.layout import lay_out
 from tidings.admin.linking import Linker, terms_of
 from tidings.admin.rotation import recall_voided
-from tidings.cli.link_status import look
-from tidings.cli.options import place
+from tidings.cli.context import Context
+from tidings.cli.link_asking import summarise_links
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, InvalidName, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect
@@ -356,8 +356,8 @@ async def test_a_link_that_cannot_be_as_it_was_keeps_nothing_else_from_starting(
 
 async def test_a_link_that_nobody_ended_and_one_that_leads_nowhere_are_problems_of_the_space(space: RealSpace) -> None:
     async def problems() -> list[str]:
-        where = place(space.home.name, str(space.home.home))
-        return list((await asyncio.to_thread(look, where, False))["problems"])
+        where = Context(space=space.home.name, home_dir=str(space.home.home))
+        return list((await asyncio.to_thread(summarise_links, where, False))["problems"])
 
     await linked(space, channels={"general": "acme"}, space="acme")
     (waiting,) = await problems()

@@ -21,8 +21,8 @@ from tidings.admin.link_inviting import LinkInviter, LinkTerms
 from tidings.admin.link_peers import LinkPeers
 from tidings.admin.link_registry import LinkLedger
 from tidings.admin.linking import Linker, terms_of
-from tidings.cli.link_status import look
-from tidings.cli.options import place
+from tidings.cli.context import Context
+from tidings.cli.link_asking import summarise_links
 from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError
 from tidings.nats import jwt
 from tidings.wire.invitations import InvitationLine, parse_invitation
@@ -104,8 +104,8 @@ def creds(space: RealSpace, link: str) -> str:
 
 
 async def problems(space: RealSpace) -> list[str]:
-    where = place(space.home.name, str(space.home.home))
-    return list((await asyncio.to_thread(look, where, False))["problems"])
+    where = Context(space=space.home.name, home_dir=str(space.home.home))
+    return list((await asyncio.to_thread(summarise_links, where, False))["problems"])
 
 
 async def each_reaches_the_other(two: Two, link: str) -> None:

@@ -24,8 +24,8 @@ from carried_links import (
 from linked_spaces import LINK, linked, say, text_of, unlinked
 from tidings.admin.link_peers import LinkPeers
 from tidings.cli import link_words
-from tidings.cli.link_show import _status
-from tidings.cli.options import place
+from tidings.cli.context import Context
+from tidings.cli.link import _status
 from tidings.client.connect import connect_directly
 from tidings.errors import StewardUnreachable, StoreBusy, UsageError, WorkerUnreachable
 from tidings.links import operations, replicator
@@ -518,7 +518,7 @@ async def test_how_far_the_other_space_is_with_what_is_shared_is_told_and_each_a
 async def test_a_space_that_only_shares_is_told_too_how_far_the_other_is_without_a_worker(both: LinkedSpaces) -> None:
     await linked(both.main, origin=both.acme.info.id, shares=["general"], space="acme", make_peer=False)
     await said(both.main, "ada", "one")
-    where = place("main", str(both.main.home.home))
+    where = Context(space="main", home_dir=str(both.main.home.home))
     (found,), by_worker = await asyncio.to_thread(_status, where)
     assert (by_worker, found["live"]) == (False, None)
     assert found["push"]["lag_records"] > 0

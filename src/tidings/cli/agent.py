@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from tidings.admin.agents import LIVE, AgentFile, Issued, Ledger, as_patterns, parse_agent_file
 from tidings.cli import output
-from tidings.cli.amounts import seconds
-from tidings.cli.options import HomeOption, JsonOption, NameArgument, Place, SpaceOption, YesOption, place
-from tidings.errors import ConflictError, StoreError, UsageError
+from tidings.cli.connection import administer
+from tidings.cli.context import (
+    Context,
+    Group,
+    HomeContext,
+    NameArgument,
+    PlainSpaceContext,
+    SpaceContext,
+    YesOption,
+    seconds,
+)
+from tidings.errors import ConflictError, StoreError, UnreachableError, UsageError
 from tidings.wire.names import check_agent_name
 from tidings.wire.records import moment
 
-app = typer.Typer(no_args_is_help=True, help="Add, list, change and revoke the agents of a space.")
+if TYPE_CHECKING:
+    from tidings.admin.administration import Administrator
 
-ReadOption = Annotated[list[str] | None, typer.Option("--read", "-r", help="Channel or pattern it may read.")]
-PostOption = Annotated[list[str] | None, typer.Option("--post", "-p", help="Channel or pattern it may post to.")]
-ManageOption = Annotated[list[str] | None, typer.Option("--manage", help="Channels whose settings it may change.")]
-RoleOption = Annotated[list[str] | None, typer.Option("--role", help="Role whose tasks it may take.")]
-FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="Agent file (Markdown with front matter).")]
+app = Group(help="Add, list, change and revoke the agents of a space.")
+
+ReadOption = Annotated[list[str] | None, Option("--read", "-r", help="Channel or pattern it may read.")]
+PostOption = Annotated[list[str] | None, Option("--post", "-p", help="Channel or pattern it may post to.")]
+ManageOption = Annotated[list[str] | None, Option("--manage", help="Channels whose settings it may change.")]
+RoleOption = Annotated[list[str] | None, Option("--role", help="Role whose tasks it may take.")]
+FileOption = Annotated[Path | None, Option("--file", "-f", help="Agent file (Markdown with front matter).")]
 
 ExpiresOption = Annotated[
-    str | None, typer.Option(help="For how long a credential of it holds, such as 7d; `never`.", metavar="TIME")
+    str | None, Option(help="How long its credential is valid, such as 7d; or never.", metavar="TIME")
 ]
 
 DEFAULT_CHANNEL = ("general",)
@@ -36,40 +47,30 @@ SHORTEST = 3_600
 
 @app.command("add")
 def add(
-    name: Annotated[str | None, typer.Argument(help="Name of the agent.", metavar="NAME")] = None,
+    ctx: SpaceContext,
+    name: Annotated[str | None, Argument(help="Name of the agent.", metavar="NAME")] = None,
     read: ReadOption = None,
     post: PostOption = None,
     manage: ManageOption = None,
     role: RoleOption = None,
-    description: Annotated[str, typer.Option(help="One line about it.")] = "",
+    description: Annotated[str, Option(help="One line about it.")] = "",
     expires: ExpiresOption = None,
     file: FileOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Provision an agent: a key, an access record and a credential, issued together.
 
     Examples:
-
       tidings agent add ada                              may read and post to general
-
       tidings agent add bob --read 'team.>' --post team.backend --role reviewer
-
       tidings agent add --file agents/ada.md             card and access from its front matter
-
       tidings agent add far --expires 7d                 renewed by itself, unless it was away for so long
     """
-    where = place(space, home)
-    agent = _described(where, name, read, post, manage, role, description, file)
+    rights = named_rights(read, post, manage, role)
+    agent = _described(ctx, name, file, rights | ({"description": description} if description else {}))
     lifetime = lifetime_of(expires) or 0
-    granted = asyncio.run(
-        _administered(where, f"adding {agent.name}", lambda admin: admin.add(agent, lifetime=lifetime))
-    )
-    creds = where.home.agent_creds(agent.name)
-    if as_json:
-        output.data({**_public(granted.row), "creds": str(creds)})
-        return
+    granted = administer(ctx, f"adding {agent.name}", lambda admin: admin.add(agent, lifetime=lifetime))
+    creds = ctx.home.agent_creds(agent.name)
+    ctx.end_if_json({**_public(granted.row), "creds": str(creds)})
     output.say(f"agent {agent.name} may read {listed(agent.read)} and post to {listed(agent.post)}")
     output.line(granted.row.id)
     output.say(f"its credential is {creds}")
@@ -85,16 +86,16 @@ def lifetime_of(expires: str | None) -> int | None:
     return wanted
 
 
-def _described(
-    where: Place,
-    name: str | None,
-    read: list[str] | None,
-    post: list[str] | None,
-    manage: list[str] | None,
-    role: list[str] | None,
-    description: str,
-    file: Path | None,
-) -> AgentFile:
+def named_rights(
+    read: list[str] | None, post: list[str] | None, manage: list[str] | None, role: list[str] | None
+) -> dict[str, Any]:
+    """The rights that were named, as fields of an agent file. What was not named is not in it."""
+    patterns = {"read": read, "post": post, "manage": manage}
+    rights = {name: as_patterns(each) for name, each in patterns.items() if each is not None}
+    return rights if role is None else {**rights, "roles": tuple(dict.fromkeys(role))}
+
+
+def _described(ctx: Context, name: str | None, file: Path | None, changes: dict[str, Any]) -> AgentFile:
     if file is not None:
         try:
             agent = parse_agent_file(file.read_text(), str(file))
@@ -103,39 +104,11 @@ def _described(
         if name and name != agent.name:
             raise UsageError(f"{file} describes {agent.name}, not {name}")
     elif name:
-        everything = (">",) if where.home.read_info().open else DEFAULT_CHANNEL
+        everything = (">",) if ctx.home.read_info().open else DEFAULT_CHANNEL
         agent = AgentFile(name, read=everything, post=everything)
     else:
         raise UsageError("name the agent, or give its file: `tidings agent add NAME` or `--file FILE`")
-    return _changed(agent, read, post, manage, role, description)
-
-
-def _changed(
-    agent: AgentFile,
-    read: list[str] | None,
-    post: list[str] | None,
-    manage: list[str] | None,
-    role: list[str] | None,
-    description: str = "",
-) -> AgentFile:
-    """The agent with the rights that were named; what was not named stays."""
-    changes: dict[str, Any] = {
-        key: as_patterns(values)
-        for key, values in (("read", read), ("post", post), ("manage", manage))
-        if values is not None
-    }
-    if role is not None:
-        changes["roles"] = tuple(dict.fromkeys(role))
-    if description:
-        changes["description"] = description
     return replace(agent, **changes).checked()
-
-
-async def _administered(where: Place, purpose: str, act: Any) -> Any:
-    from tidings.admin.administration import administer
-
-    async with administer(where.home, purpose) as admin:
-        return await act(admin)
 
 
 def _public(row: Issued) -> dict[str, Any]:
@@ -158,31 +131,21 @@ def listed(patterns: tuple[str, ...]) -> str:
 
 
 @app.command("list")
-def list_agents(
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Revoked ones too.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+def list_agents(ctx: SpaceContext, every: Annotated[bool, Option("--all", help="Revoked ones too.")] = False) -> None:
     """List the agents of a space.
 
     Examples:
-
       tidings agent list
-
       tidings agent list --all --json
     """
-    where = place(space, home)
-    where.home.read_info()
-    shown = [row for row in Ledger(where.home.issued).rows() if every or row.state in LIVE]
+    ctx.home.read_info()
+    shown = [row for row in Ledger(ctx.home.issued).rows() if every or row.state in LIVE]
     rows = sorted(shown, key=lambda row: (row.name, row.iat))
-    if as_json:
-        output.data([_public(row) for row in rows])
-        return
+    ctx.end_if_json([_public(row) for row in rows])
     output.table(
         ("name", "id", "state", "roles", "read", "post"),
         [(row.name, row.id[:12] + "…", row.state, row.roles, row.read, row.post) for row in rows],
-        empty=f"space {where.home.name} has no agents yet: `tidings agent add NAME`",
+        empty=f"space {ctx.home.name} has no agents yet: `tidings agent add NAME`",
     )
     for row in rows:
         _say_withheld(row)
@@ -190,21 +153,17 @@ def list_agents(
 
 
 @app.command("show")
-def show(name: NameArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def show(ctx: SpaceContext, name: NameArgument) -> None:
     """Show one agent: access, channels it is in, persona.
 
     Example:
-
       tidings agent show ada
     """
-    where = place(space, home)
-    row = _row(where, name)
-    path = where.home.agents / f"{name}.md"
-    facts = {**_public(row), "channels": asyncio.run(_channels(where, row)), "file": str(path)}
-    if as_json:
-        output.data(facts)
-        return
-    output.table(("what", "value"), list(facts.items()), empty="")
+    row = _row(ctx, name)
+    path = ctx.home.agents / f"{name}.md"
+    facts = {**_public(row), "channels": _channels(ctx, row), "file": str(path)}
+    ctx.end_if_json(facts)
+    output.table(("what", "value"), list(facts.items()))
     _say_withheld(row)
     if path.exists() and (persona := parse_agent_file(path.read_text(), str(path)).persona):
         output.line(f"\n{persona}")
@@ -216,34 +175,35 @@ def _say_withheld(row: Issued) -> None:
         output.say(f"{row.name} may not post {row.withheld}; `tidings agent access {row.name} --post ...` restores it")
 
 
-def _row(where: Place, name: str) -> Issued:
-    where.home.read_info()
-    row = Ledger(where.home.issued).newest(name)
+def _row(ctx: Context, name: str) -> Issued:
+    ctx.home.read_info()
+    row = Ledger(ctx.home.issued).newest(name)
     if row is None:
-        raise UsageError(f"there is no agent {name} in space {where.home.name}: `tidings agent list`")
+        raise UsageError(f"there is no agent {name} in space {ctx.home.name}: `tidings agent list`")
     return row
 
 
-async def _channels(where: Place, row: Issued) -> list[str] | None:
+def _channels(ctx: Context, row: Issued) -> list[str] | None:
     """What the agent is in, or None when the space is not running."""
-    from tidings.admin.administration import administer
-    from tidings.errors import UnreachableError
+
+    async def find(admin: Administrator) -> list[str]:
+        offset: int | None = 0
+        while offset is not None:
+            page = await admin.ask("table", offset=offset)
+            if row.id in page["table"]["members"]:
+                return sorted(page["table"]["members"][row.id])
+            offset = page["next"]
+        return []
 
     try:
-        async with administer(where.home, f"showing {row.name}") as admin:
-            offset: int | None = 0
-            while offset is not None:
-                page = await admin.ask("table", offset=offset)
-                if row.id in page["table"]["members"]:
-                    return sorted(page["table"]["members"][row.id])
-                offset = page["next"]
+        return administer(ctx, f"showing {row.name}", find)
     except UnreachableError:
         return None
-    return []
 
 
 @app.command("access")
 def access(
+    ctx: SpaceContext,
     name: NameArgument,
     read: ReadOption = None,
     post: PostOption = None,
@@ -251,46 +211,33 @@ def access(
     role: RoleOption = None,
     expires: ExpiresOption = None,
     file: FileOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show or change what an agent may read and post. A list that is given replaces the old one.
 
     Examples:
-
       tidings agent access ada                                show
-
       tidings agent access ada --read general --read 'team.>'
-
       tidings agent access ada --post ''                      may post nowhere
     """
-    where = place(space, home)
-    row = _row(where, name)
-    if all(given is None for given in (read, post, manage, role, file, expires)):
-        output.data(_public(row)) if as_json else _show_access(row)
+    row = _row(ctx, name)
+    rights = named_rights(read, post, manage, role)
+    if not rights and file is None and expires is None:
+        output.data(_public(row)) if ctx.as_json else _show_access(row)
         return
     current = AgentFile(name, row.roles, "", row.read, row.post, row.manage)
-    path = where.home.agents / f"{name}.md"
+    path = ctx.home.agents / f"{name}.md"
     if path.exists():
         kept = parse_agent_file(path.read_text(), str(path))
         current = replace(current, description=kept.description, persona=kept.persona, extra=kept.extra)
-    if file:
-        wanted = _described(where, name, read, post, manage, role, "", file)
-    else:
-        wanted = _changed(current, read, post, manage, role)
+    wanted = _described(ctx, name, file, rights) if file else replace(current, **rights).checked()
     # saying what it may post, even that it is nothing, ends what was withheld for a flood
     restore = post is not None or file is not None
-    granted = asyncio.run(
-        _administered(
-            where,
-            f"changing {name}",
-            lambda admin: admin.set_access(name, wanted, restore=restore, lifetime=lifetime_of(expires)),
-        )
+    granted = administer(
+        ctx,
+        f"changing {name}",
+        lambda admin: admin.set_access(name, wanted, restore=restore, lifetime=lifetime_of(expires)),
     )
-    if as_json:
-        output.data({**_public(granted.row), "closed": granted.closed, "note": granted.note, "untold": granted.untold})
-        return
+    ctx.end_if_json({**_public(granted.row), "closed": granted.closed, "note": granted.note, "untold": granted.untold})
     output.say(f"agent {name} may read {listed(wanted.read)} and post to {listed(wanted.post)} ({granted.note})")
     if granted.untold:
         output.say(f"its older credential is void, but {granted.untold}")
@@ -304,37 +251,23 @@ def access(
 
 
 def _show_access(row: Issued) -> None:
-    output.table(
-        ("right", "patterns"),
-        [("read", row.read), ("post", row.post), ("manage", row.manage), ("roles", row.roles)],
-        empty="",
-    )
+    rights = [("read", row.read), ("post", row.post), ("manage", row.manage), ("roles", row.roles)]
+    output.table(("right", "patterns"), rights)
     _say_withheld(row)
     output.hint(f"tidings agent access {row.name} --read general")
 
 
 @app.command("revoke")
-def revoke(
-    name: NameArgument,
-    yes: YesOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def revoke(ctx: SpaceContext, name: NameArgument, yes: YesOption = False) -> None:
     """Cut an agent for good: its connection, its memberships, its mailboxes.
 
     Example:
-
       tidings agent revoke ada --yes
     """
-    where = place(space, home)
-    _row(where, name)
-    if not yes and not output.agreed(f"Revoke {name} in space {where.home.name}? This cannot be undone."):
-        raise typer.Exit(1)
-    granted = asyncio.run(_administered(where, f"revoking {name}", lambda admin: admin.revoke(name)))
-    if as_json:
-        output.data({**_public(granted.row), "note": granted.note, "untold": granted.untold})
-        return
+    _row(ctx, name)
+    output.confirm(yes, f"Revoke {name} in space {ctx.home.name}? This cannot be undone.")
+    granted = administer(ctx, f"revoking {name}", lambda admin: admin.revoke(name))
+    ctx.end_if_json({**_public(granted.row), "note": granted.note, "untold": granted.untold})
     came = f", but {granted.untold}" if granted.untold else " and its connection is cut"
     output.say(f"agent {name} is revoked{came}{'; ' + granted.note if granted.note else ''}")
     output.hint("tidings agent list --all")
@@ -342,39 +275,28 @@ def revoke(
 
 @app.command("rotate")
 def rotate(
+    ctx: SpaceContext,
     name: NameArgument,
-    drop_unread: Annotated[
-        bool, typer.Option("--drop-unread", help="Give up what lies unread; it and its senders are told.")
-    ] = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    drop_unread: Annotated[bool, Option("--drop-unread", help="Drop unread messages; their senders are told.")] = False,
 ) -> None:
     """Give an agent a new key under the same name, in the same channels; the old key is cut.
 
     What lies unread was for the old key, and no other opens it: then this is refused, with how much it is.
 
     Examples:
-
       tidings agent rotate ada
-
       tidings agent rotate ada --drop-unread             the key has leaked: what is unread is not waited for
     """
-    where = place(space, home)
-    held = _unread_at_host(where, _row(where, name))
+    held = _unread_at_host(ctx, _row(ctx, name))
     if held and not drop_unread:
         raise ConflictError(
             f"agent {name} keeps its key, because a new one cannot have what lies unread in the inbox of the host: "
             f"{held}. Let it read first (`tidings inbox --as {name}`), or give that up with "
             f"`tidings agent rotate {name} --drop-unread`"
         )
-    granted = asyncio.run(
-        _administered(where, f"rotating {name}", lambda admin: admin.rotate(name, drop_unread=drop_unread))
-    )
+    granted = administer(ctx, f"rotating {name}", lambda admin: admin.rotate(name, drop_unread=drop_unread))
     dropped = "; ".join(each for each in (granted.note, held and f"{held} in the inbox of the host") if each)
-    if as_json:
-        output.data({**_public(granted.row), "dropped": dropped, "untold": granted.untold})
-        return
+    ctx.end_if_json({**_public(granted.row), "dropped": dropped, "untold": granted.untold})
     came = f"void, but {granted.untold}" if granted.untold else "cut"
     output.say(f"agent {name} has a new key; the old one is {came}")
     if dropped:
@@ -385,16 +307,16 @@ def rotate(
     output.hint(f"tidings agent export {name} --output {name}.tidings.json")
 
 
-def _unread_at_host(where: Place, row: Issued) -> str:
+def _unread_at_host(ctx: Context, row: Issued) -> str:
     """What the host of this home received for a key and nobody read: it is kept under that key."""
     from tidings.host.inbox import unread_of
     from tidings.host.schema import SCHEMA
     from tidings.util.database_snapshot import look
 
-    file = where.home.home / "host.db"
+    file = ctx.home.home / "host.db"
     if row.state not in LIVE or not file.exists():
         return ""
-    space_id = where.home.read_info().id
+    space_id = ctx.home.read_info().id
     try:
         counts = look(file, SCHEMA, lambda c: unread_of(c, space_id, row.id))
     except StoreError as error:  # boundary: whoever needs a new key gets one, whatever became of the inbox
@@ -406,9 +328,8 @@ def _unread_at_host(where: Place, row: Issued) -> str:
 
 @app.command("import")
 def import_agent(
-    file: Annotated[Path, typer.Argument(help="Bundle, written by `tidings agent export`.", metavar="FILE")],
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    ctx: HomeContext,
+    file: Annotated[Path, Argument(help="Bundle, written by `tidings agent export`.", metavar="FILE")],
 ) -> None:
     """Take an agent that was exported elsewhere: from then on commands, the host and MCP can be it, under its name.
 
@@ -416,79 +337,57 @@ def import_agent(
     agent again replaces the copy.
 
     Examples:
-
       tidings agent import ada.tidings.json
-
       tidings who --space main --as ada
     """
     from tidings.admin.identity import bundle_identity
     from tidings.util.private_files import private_dir, read_private, write_private
 
     found = bundle_identity(file.absolute())
-    where = place(found.subjects.space, home, found.name)
-    if where.home.exists and where.home.read_info().id != found.space_id:
+    ctx = ctx.at(space=found.subjects.space, acting_as=found.name)
+    if ctx.home.exists and ctx.home.read_info().id != found.space_id:
         raise ConflictError(
-            f"{where.home.home} has another space {where.home.name} of its own: "
-            f"import {file} into another home (--home)"
+            f"{ctx.home.home} has another space {ctx.home.name} of its own: import {file} into another home (--home)"
         )
-    if where.home.agent_creds(found.name).exists():
-        raise ConflictError(f"agent {found.name} of space {where.home.name} is in this home already")
-    kept = where.home.imported(found.name)
+    if ctx.home.agent_creds(found.name).exists():
+        raise ConflictError(f"agent {found.name} of space {ctx.home.name} is in this home already")
+    kept = ctx.home.imported(found.name)
     if kept.exists() and bundle_identity(kept).space_id != found.space_id:
         raise ConflictError(
-            f"{kept} is of another space that is called {where.home.name}: "
-            f"`tidings agent forget {found.name} --space {where.home.name}` first"
+            f"{kept} is of another space that is called {ctx.home.name}: "
+            f"`tidings agent forget {found.name} --space {ctx.home.name}` first"
         )
-    for folder in (where.home.home, kept.parent.parent, kept.parent):
+    for folder in (ctx.home.home, kept.parent.parent, kept.parent):
         private_dir(folder)
     write_private(kept, read_private(file.absolute()))
-    facts = {
-        "name": found.name,
-        "id": found.id,
-        "space": where.home.name,
-        "space_id": found.space_id,
-        "url": found.address,
-    }
-    if as_json:
-        output.data({**facts, "bundle": str(kept)})
-        return
-    output.say(f"agent {found.name} of space {where.home.name} ({found.address}) can be used here")
+    facts = {"name": found.name, "id": found.id, "space": ctx.home.name, "space_id": found.space_id}
+    ctx.end_if_json({**facts, "url": found.address, "bundle": str(kept)})
+    output.say(f"agent {found.name} of space {ctx.home.name} ({found.address}) can be used here")
     output.line(found.id)
-    output.hint(f"tidings who --space {where.home.name} --as {found.name}")
+    output.hint(f"tidings who --space {ctx.home.name} --as {found.name}")
 
 
 @app.command("address")
 def address(
-    name: Annotated[str | None, typer.Argument(help="Name of an imported agent.", metavar="NAME")] = None,
-    url: Annotated[
-        list[str] | None,
-        typer.Option(help="Where its space is now; several are tried in turn, and kept.", metavar="URL"),
-    ] = None,
-    bundle: Annotated[Path | None, typer.Option(help="A bundle to change instead.", metavar="FILE")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    ctx: SpaceContext,
+    name: Annotated[str | None, Argument(help="Name of an imported agent.", metavar="NAME")] = None,
+    url: Annotated[list[str] | None, Option(help="New address of its space; may be repeated.", metavar="URL")] = None,
+    bundle: Annotated[Path | None, Option(help="A bundle to change instead.", metavar="FILE")] = None,
 ) -> None:
     """Where the space of an imported agent is; with `--url`, from now on. Key, credential and trust stay as they are.
 
-    Host and port are enough: whom to trust is taken from the address before, and what was encrypted stays so. Programs
-    and the host that run meanwhile use the new address as soon as the old one fails them.
+    Host and port are enough; trust and encryption stay. Running programs use it as soon as the old address fails.
 
     Examples:
-
       tidings agent address far --space main                        show it
-
       tidings agent address far --url 192.0.2.8                     its server moved
-
       tidings agent address far --url 192.0.2.8 --url wss://mesh.example:443
     """
     from tidings.admin.identity import bundle_identity, move_bundle
 
-    path = bundle.absolute() if bundle else _imported(place(space, home), name)
+    path = bundle.absolute() if bundle else _imported(ctx, name)
     found = move_bundle(path, url) if url else bundle_identity(path)
-    if as_json:
-        output.data({"name": found.name, "space": found.subjects.space, "url": found.address, "bundle": str(path)})
-        return
+    ctx.end_if_json({"name": found.name, "space": found.subjects.space, "url": found.address, "bundle": str(path)})
     if url:
         output.say(f"agent {found.name} reaches space {found.subjects.space} at {found.address} from now on")
     else:
@@ -496,78 +395,61 @@ def address(
     output.hint(f"tidings doctor connection {f'--bundle {bundle}' if bundle else f'--as {found.name}'}")
 
 
-def _imported(where: Place, name: str | None) -> Path:
+def _imported(ctx: Context, name: str | None) -> Path:
     if name is None:
         raise UsageError("whose address? `tidings agent address NAME`, or --bundle FILE")
-    kept = where.home.imported(check_agent_name(name))
+    kept = ctx.home.imported(check_agent_name(name))
     if kept.exists():
         return kept
-    if where.home.agent_creds(name).exists():
+    if ctx.home.agent_creds(name).exists():
         raise UsageError(
-            f"agent {name} is of space {where.home.name} in this home, and follows it: `tidings up --listen` or "
+            f"agent {name} is of space {ctx.home.name} in this home, and follows it: `tidings up --listen` or "
             "`--port` changes where it is"
         )
-    raise UsageError(f"no agent {name} of a space {where.home.name} was imported into {where.home.home}")
+    raise UsageError(f"no agent {name} of a space {ctx.home.name} was imported into {ctx.home.home}")
 
 
 @app.command("forget")
-def forget(name: NameArgument, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def forget(ctx: SpaceContext, name: NameArgument) -> None:
     """Forget an agent that was imported: its bundle is removed from this home. Where its space runs nothing changes.
 
     Example:
-
       tidings agent forget ada --space main
     """
-    where = place(space, home)
-    kept = where.home.imported(check_agent_name(name))
+    kept = ctx.home.imported(check_agent_name(name))
     try:
         kept.unlink()
     except FileNotFoundError:
-        raise UsageError(f"no agent {name} of a space {where.home.name} was imported into {where.home.home}") from None
-    if as_json:
-        output.data({"name": name, "space": where.home.name, "forgotten": str(kept)})
-        return
-    output.say(f"agent {name} of space {where.home.name} is forgotten here; where its space runs it may go on")
+        raise UsageError(f"no agent {name} of a space {ctx.home.name} was imported into {ctx.home.home}") from None
+    ctx.end_if_json({"name": name, "space": ctx.home.name, "forgotten": str(kept)})
+    output.say(f"agent {name} of space {ctx.home.name} is forgotten here; where its space runs it may go on")
 
 
 @app.command("export")
 def export(
+    ctx: PlainSpaceContext,
     name: NameArgument,
-    to: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write (0600); else standard output.")
-    ] = None,
-    url: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Address it will use, such as the near end of a tunnel; several are tried in turn.", metavar="URL"
-        ),
-    ] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
+    to: Annotated[Path | None, Option("--output", "-o", help="File to write (0600); else standard output.")] = None,
+    url: Annotated[list[str] | None, Option(help="Address it will use; may be repeated.", metavar="URL")] = None,
 ) -> None:
     """Write everything an agent needs elsewhere: address, trust anchor, credential. It is a secret.
 
-    A space that listens (`tidings up --listen ADDR`) is reached from other machines over TLS, and the address in the
-    bundle says whom to trust. One that does not is on loopback only: an agent elsewhere needs a tunnel, and `--url`
-    names its near end.
+    A space that listens (`tidings up --listen ADDR`) is reached over TLS, and the bundle says whom to trust. One that
+    does not is on loopback only: an agent elsewhere needs a tunnel, and `--url` names its near end.
 
     Examples:
-
       tidings agent export ada --output ada.tidings.json
-
       tidings agent export ada --url nats://127.0.0.1:7422 --output ada.tidings.json
-
       tidings agent export ada --url tls://10.0.0.7 --url tls://mesh.example:4222 -o ada.tidings.json
     """
     from tidings.admin.listening import address_for
     from tidings.util.private_files import read_private, write_private
 
-    where = place(space, home)
-    info = where.home.read_info()
-    row = _row(where, name)
+    info = ctx.home.read_info()
+    row = _row(ctx, name)
     if row.state != "active":
         raise UsageError(f"agent {name} is {row.state}, so there is nothing to export")
-    if row.invited and not where.home.agent_creds(name).exists():
+    if row.invited and not ctx.home.agent_creds(name).exists():
         raise UsageError(row.elsewhere)
     bundle = {
         "tidings": 1,
@@ -576,7 +458,7 @@ def export(
         "steward_key": info.steward_key,
         "url": address_for(info, url or []),
         "agent": {"name": row.name, "id": row.id},
-        "creds": read_private(where.home.agent_creds(name)),
+        "creds": read_private(ctx.home.agent_creds(name)),
     }
     text = json.dumps(bundle, indent=1) + "\n"
     if to is None:

@@ -4,91 +4,58 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from tidings.cli import output
-from tidings.cli.amounts import seconds
-from tidings.cli.connection import DirectOption, act
-from tidings.cli.options import AsOption, ChannelArgument, HomeOption, JsonOption, SpaceOption, YesOption, place
+from tidings.cli.connection import act
+from tidings.cli.context import AgentContext, ChannelArgument, DirectContext, Group, YesOption, seconds
 from tidings.cli.talk import printable
 from tidings.errors import UsageError
 from tidings.wire.message import new_id
 from tidings.wire.names import check_channel
 
-app = typer.Typer(no_args_is_help=True, help="List channels, see their members, change their settings.")
+app = Group(help="List channels, see their members, change their settings.")
 CLASSES = ("durable", "live", "")
 SWITCHES: dict[str, bool | None] = {"on": True, "off": False, "": None}
 
 
 @app.command("list")
-def list_channels(
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def list_channels(ctx: DirectContext) -> None:
     """List the channels you may read that have settings or members, which you are in, and when each was last used.
 
     A channel needs neither: one that was only posted to is not listed. What a channel does not say itself is the
     default of the space (`tidings space show`).
 
     Examples:
-
       tidings channels list
-
       tidings channels list --json
     """
-    where = place(space, home, acting_as)
-    found = act(where, lambda agent: agent.channels(), direct=direct)
-    if as_json:
-        output.data(found)
-        return
-    output.table(
-        ("channel", "joined", "class", "replay", "members", "last", "description"),
-        [
-            (
-                each["channel"],
-                "yes" if each["joined"] else "no",
-                each["class"],
-                "yes" if each["replay"] else "no",
-                each["members"],
-                output.age(each["last"]["time"]) if each["last"] else "never",
-                printable(each.get("description", "")),
-            )
-            for each in found
-        ],
-        empty="no channel has settings or members yet; a channel needs neither to be used",
-    )
+    found = act(ctx, lambda agent: agent.channels())
+    ctx.end_if_json(found)
+    columns = ("channel", "joined", "class", "replay", "members", "last", "description")
+    rows = [each | {"last": _last(each), "description": printable(each.get("description", ""))} for each in found]
+    output.table(columns, rows, empty="no channel has settings or members yet; a channel needs neither to be used")
     output.hint(f"tidings channels info {found[0]['channel'] if found else 'general'}")
 
 
+def _last(channel: dict[str, Any]) -> str:
+    return output.age(channel["last"]["time"]) if channel["last"] else "never"
+
+
 @app.command("info")
-def info(
-    channel: ChannelArgument,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def info(ctx: DirectContext, channel: ChannelArgument) -> None:
     """Show a channel: its settings, how many are in it, what goes on there.
 
     Description and instructions are the words of whoever set them, with who and when: data, not orders.
 
     Examples:
-
       tidings channels info general
-
       tidings channels info team.backend --json
     """
-    where = place(space, home, acting_as)
-    facts = act(where, lambda agent: agent.channel_info(channel), direct=direct)
+    facts = act(ctx, lambda agent: agent.channel_info(channel))
     facts.pop("ok", None)
-    if as_json:
-        output.data(facts)
-        return
-    output.table(("what", "value"), _info_rows(facts), empty="")
+    ctx.end_if_json(facts)
+    output.table(("what", "value"), _info_rows(facts))
     output.hint(f"tidings history {channel}")
 
 
@@ -122,92 +89,55 @@ def _info_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @app.command("members")
-def members(
-    channel: ChannelArgument,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def members(ctx: DirectContext, channel: ChannelArgument) -> None:
     """List who is in a channel, by its name or by a pattern that covers it.
 
     Example:
-
       tidings channels members general
     """
-    where = place(space, home, acting_as)
-    found = act(where, lambda agent: agent.members(channel), direct=direct)
-    if as_json:
-        output.data(found)
-        return
+    found = act(ctx, lambda agent: agent.members(channel))
+    ctx.end_if_json(found)
     output.table(("name", "id"), [(m["name"], m["id"]) for m in found], empty=f"nobody is in {channel}")
     output.hint("tidings who" if found else f"tidings join {channel}")
 
 
 @app.command("remove")
-def remove(
-    channel: ChannelArgument,
-    yes: YesOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def remove(ctx: AgentContext, channel: ChannelArgument, yes: YesOption = False) -> None:
     """Forget the settings of a channel, and do not list it any more. Needs a `manage` pattern that covers it.
 
     What was said stays, and so do members: as long as somebody is in it, it is listed. Where only listed channels may
     be used (`tidings space set channels=listed`) nobody can post to it from then on.
 
     Example:
-
       tidings channels remove old-news --yes
     """
     check_channel(channel)
-    where = place(space, home, acting_as)
-    where.check()
-    if not yes and not output.agreed(f"Forget the settings of {channel} in {where.home.name}?"):
-        raise typer.Exit(1)
-    nothing: dict[str, Any] = {
-        "class": None,
-        "replay": None,
-        "replay_window": None,
-        "description": "",
-        "instructions": "",
-    }
+    ctx.check()
+    output.confirm(yes, f"Forget the settings of {channel} in {ctx.home.name}?")
+    nothing = {**dict.fromkeys(("class", "replay", "replay_window")), "description": "", "instructions": ""}
     op = new_id()
     change = {"channel": channel, "listed": False, **nothing}
-    facts = act(where, lambda agent: agent.call("channel", "set", op=op, **change))
-    if as_json:
-        output.data({"channel": channel, "seq": facts["seq"]})
-        return
+    facts = act(ctx, lambda agent: agent.call("channel", "set", op=op, **change))
+    ctx.end_if_json({"channel": channel, "seq": facts["seq"]})
     output.say(f"channel {channel} has no settings from sequence {facts['seq']} on")
     output.hint("tidings channels list")
 
 
 @app.command("set")
 def set_channel(
+    ctx: AgentContext,
     channel: ChannelArgument,
-    cls: Annotated[
-        str | None, typer.Option("--class", help="live or durable; '' for the default of the space.")
-    ] = None,
-    replay: Annotated[str | None, typer.Option(help="on or off: show joiners what was said before.")] = None,
-    replay_window: Annotated[str | None, typer.Option(help="How far back, such as 1h or 7d.")] = None,
-    description: Annotated[str | None, typer.Option(help="One line about the channel.")] = None,
-    instructions: Annotated[str | None, typer.Option(help="Advice for members; shown as yours, as data.")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
+    cls: Annotated[str | None, Option("--class", help="live or durable; '' for the default of the space.")] = None,
+    replay: Annotated[str | None, Option(help="on or off: show joiners what was said before.")] = None,
+    replay_window: Annotated[str | None, Option(help="How far back, such as 1h or 7d.")] = None,
+    description: Annotated[str | None, Option(help="One line about the channel.")] = None,
+    instructions: Annotated[str | None, Option(help="Advice for members; shown as yours, as data.")] = None,
 ) -> None:
     """Change settings of a channel; what is not named stays. Needs a `manage` pattern that covers it.
 
     Examples:
-
       tidings channels set general --class live --description 'small talk'
-
       tidings channels set general --replay off --instructions 'one topic per thread'
-
       tidings channels set general --class ''             back to the default of the space
     """
     wanted: dict[str, Any] = {}
@@ -224,11 +154,8 @@ def set_channel(
     wanted |= {k: v for k, v in (("description", description), ("instructions", instructions)) if v is not None}
     if not wanted:
         raise UsageError("name at least one setting to change; see --help")
-    where = place(space, home, acting_as)
     op = new_id()
-    facts = act(where, lambda agent: agent.call("channel", "set", op=op, channel=channel, **wanted))
-    if as_json:
-        output.data({key: value for key, value in facts.items() if key != "ok"})
-        return
+    facts = act(ctx, lambda agent: agent.call("channel", "set", op=op, channel=channel, **wanted))
+    ctx.end_if_json({key: value for key, value in facts.items() if key != "ok"})
     output.say(f"channel {channel} is {facts['class']} from sequence {facts['seq']} on")
     output.hint(f"tidings channels info {channel}")

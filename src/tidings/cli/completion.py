@@ -24,7 +24,7 @@ def _offered(find: Callable[[SpaceHome], Iterable[str]]) -> Callable[[typer.Cont
     def complete(context: typer.Context, incomplete: str) -> list[str]:
         try:
             given: dict[str, Any] = context.params
-            settings = Settings({"space": given.get("space"), "home": given.get("home")})
+            settings = Settings({"space": given.get("space"), "home": given.get("home_dir")})
             names = find(SpaceHome(settings.home, settings["space"]))
             return sorted({name for name in names if name.startswith(incomplete)})
         except Exception:  # noqa: BLE001 - boundary: a TAB that fails offers nothing, and never prints a traceback

@@ -1,6 +1,6 @@
 """How a command becomes an agent: through the host of this machine if one runs, else to the space itself.
 
-    receipt = act(where, lambda agent: agent.send("general", "hello", id=chosen), direct=direct)
+    receipt = act(ctx, lambda agent: agent.send("general", "hello", id=chosen))
 
 What a command does is written once, against `AgentInterface`. If the host goes away before it took it, the same is done
 directly: so whatever is sent has its id before the first try. The commands of a home keep their session of an agent in
@@ -16,14 +16,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
+from typer import Option
 
 from tidings.cli import output
-from tidings.cli.options import Place
+from tidings.cli.context import Context
 from tidings.errors import ConfigError, HostUnreachable, OutcomeUnknown, UsageError
 from tidings.wire.message import is_message_id, new_id
 
 if TYPE_CHECKING:
+    from tidings.admin.administration import Administrator
     from tidings.admin.identity import Identity
     from tidings.client.endpoint import Endpoint
     from tidings.client.host_endpoint import HostEndpoint
@@ -33,10 +34,7 @@ if TYPE_CHECKING:
     from tidings.host.outbox_file import OutboxFile
 
 T = TypeVar("T")
-DirectOption = Annotated[bool, typer.Option("--direct", help="Go to the space without the host.")]
-IdOption = Annotated[
-    str | None, typer.Option("--id", help="Id of the message: sent again under it, it is sent once.", metavar="ID")
-]
+IdOption = Annotated[str | None, Option("--id", help="Id of the message. Repeating it sends once.", metavar="ID")]
 
 
 def chosen_id(given: str | None) -> str:
@@ -46,34 +44,32 @@ def chosen_id(given: str | None) -> str:
     return given or new_id()
 
 
-def act(
-    where: Place, doing: Callable[[AgentInterface], Awaitable[T]], *, direct: bool = False, receive: bool = False
-) -> T:
+def act(ctx: Context, doing: Callable[[AgentInterface], Awaitable[T]], *, receive: bool = False) -> T:
     """Do something as the agent. `receive`: through the host its mail comes into its inbox from then on."""
 
     async def run() -> T:
-        async with host_session(where, direct=direct, receive=receive) as agent:
+        async with host_session(ctx, receive=receive) as agent:
             if agent is not None:
                 try:
                     return await doing(agent)
                 except HostUnreachable as error:
                     output.say(f"note: {error}; going without it")
-        async with direct_session(where) as endpoint:
+        async with direct_session(ctx) as endpoint:
             return await doing(endpoint)
 
     return asyncio.run(run())
 
 
-def act_at_host(where: Place, doing: Callable[[HostEndpoint], Awaitable[T]], *, receive: bool = False) -> T:
+def act_at_host(ctx: Context, doing: Callable[[HostEndpoint], Awaitable[T]], *, receive: bool = False) -> T:
     """The same for what only a host can do: HostUnreachable if none runs."""
 
     async def run() -> T:
         from tidings.client.connect import required_host
 
-        host = await required_host(where.home.home)
+        host = await required_host(ctx.home.home)
         _note_mismatch(host)
-        where.check()
-        async with _session_at(host, where, KeptSession(where, receive=receive)) as agent:
+        ctx.check()
+        async with _session_at(host, ctx, KeptSession(ctx, receive=receive)) as agent:
             return await doing(agent)
 
     return asyncio.run(run())
@@ -95,21 +91,32 @@ def ask_host(home: Path, doing: Callable[[HostClient], Awaitable[T]]) -> T:
     return asyncio.run(run())
 
 
+def administer(ctx: Context, purpose: str, doing: Callable[[Administrator], Awaitable[T]]) -> T:
+    """Do something as the operator of the space."""
+    from tidings.admin.administration import administer as administering
+
+    async def run() -> T:
+        async with administering(ctx.home, purpose) as admin:
+            return await doing(admin)
+
+    return asyncio.run(run())
+
+
 @asynccontextmanager
-async def direct_session(where: Place, **options: Any) -> AsyncIterator[Endpoint]:
+async def direct_session(ctx: Context, **options: Any) -> AsyncIterator[Endpoint]:
     """A command that only sends and looks does not take the receiving session from a program that has it, and is over
     before anybody who saw it could answer."""
     from tidings.client.connect import connect
 
-    where.check()
+    ctx.check()
     wanted = {"receive": False, "presence": False, **options}
-    async with connect(where.home.name, name=where.agent, home=where.home.home, **wanted) as endpoint:
+    async with connect(ctx.home.name, name=ctx.agent, home=ctx.home.home, **wanted) as endpoint:
         yield endpoint
 
 
 @asynccontextmanager
 async def host_session(
-    where: Place, *, direct: bool = False, receive: bool = False, own: str | None = None
+    ctx: Context, *, receive: bool = False, own: str | None = None
 ) -> AsyncIterator[HostEndpoint | None]:
     """The agent at the host, or None if none runs or none is wanted. `own`: a session of this program alone, which it
     ends, for who holds tasks.
@@ -118,15 +125,15 @@ async def host_session(
     """
     from tidings.client.host_session import ProvenSession
 
-    host = None if direct else await _host_if_any(where.home.home)
+    host = None if ctx.direct else await _host_if_any(ctx.home.home)
     if host is None:
         yield None
         return
-    where.check()
-    source: SessionSource = KeptSession(where, receive=receive)
+    ctx.check()
+    source: SessionSource = KeptSession(ctx, receive=receive)
     if own is not None:
-        source = ProvenSession(lambda: _identity(where), receive=receive, program=own)
-    endpoint = _session_at(host, where, source)
+        source = ProvenSession(lambda: _identity(ctx), receive=receive, program=own)
+    endpoint = _session_at(host, ctx, source)
     try:
         await endpoint.open()
     except (HostUnreachable, OutcomeUnknown) as error:
@@ -140,14 +147,14 @@ async def host_session(
         await endpoint.close()
 
 
-def _session_at(host: HostClient, where: Place, source: SessionSource) -> HostEndpoint:
+def _session_at(host: HostClient, ctx: Context, source: SessionSource) -> HostEndpoint:
     from tidings.client.connect import required_host
     from tidings.client.host_endpoint import HostEndpoint
 
     first = [host]
 
     async def find() -> HostClient:
-        return first.pop() if first else await required_host(where.home.home)
+        return first.pop() if first else await required_host(ctx.home.home)
 
     return HostEndpoint(find, source)
 
@@ -169,10 +176,10 @@ def _note_mismatch(host: HostClient) -> None:
         output.say(f"note: {host.mismatch}")
 
 
-async def _identity(where: Place) -> Identity:
+async def _identity(ctx: Context) -> Identity:
     from tidings.admin.identity import local_identity
 
-    return await local_identity(where.home, where.agent)
+    return await local_identity(ctx.home, ctx.agent)
 
 
 class KeptSession:
@@ -180,18 +187,18 @@ class KeptSession:
 
     ends = False
 
-    def __init__(self, where: Place, *, receive: bool) -> None:
-        self.where, self.receive = where, receive
+    def __init__(self, ctx: Context, *, receive: bool) -> None:
+        self.ctx, self.receive = ctx, receive
 
     async def obtain(self, host: HostClient, stale: SessionFile | None) -> SessionFile:
         from tidings.client.host_session import open_session, own_file
 
-        own = own_file(self.where.home.home, self.where.home.name, self.where.agent)
-        for path in (_named(self.where), own):
+        own = own_file(self.ctx.home.home, self.ctx.home.name, self.ctx.agent)
+        for path in (_named(self.ctx), own):
             file = None if path is None else self._read(path, host)
             if file is not None and (stale is None or file.token != stale.token):
                 return file
-        file = await open_session(host, await _identity(self.where), receive=self.receive, program="tidings")
+        file = await open_session(host, await _identity(self.ctx), receive=self.receive, program="tidings")
         file.write(own)
         return file
 
@@ -206,11 +213,12 @@ class KeptSession:
         except ConfigError as error:
             output.say(f"note: {error}")
             return None
-        is_ours = (file.space_id, file.agent) == (self.where.space_id, self.where.agent_id)
+        key = self.ctx.agent_key
+        is_ours = key is not None and (file.space_id, file.agent) == (self.ctx.space_id, key.id)
         return file if is_ours and (file.receive or not self.receive) else None
 
 
-def _named(where: Place) -> Path | None:
+def _named(ctx: Context) -> Path | None:
     """The session this program was told of, if it is there and of the agent that acts."""
     from tidings.client.host_session import VARIABLE, SessionFile, named_file
 
@@ -218,34 +226,32 @@ def _named(where: Place) -> Path | None:
     if path is None:
         return None
     if not path.exists():
-        output.say(f"note: {VARIABLE} names {path}, which is not there: a session of {where.agent} is opened instead")
+        output.say(f"note: {VARIABLE} names {path}, which is not there: a session of {ctx.agent} is opened instead")
         return None
     file = SessionFile.read(path)
-    if (file.space, file.name) != (where.home.name, where.agent):
-        said = f"is of {file.name} in {file.space}: {where.agent} in {where.home.name} gets one of its own"
+    if (file.space, file.name) != (ctx.home.name, ctx.agent):
+        said = f"is of {file.name} in {file.space}: {ctx.agent} in {ctx.home.name} gets one of its own"
         output.say(f"note: the session in {VARIABLE} {said}")
         return None
     return path
 
 
-def outbox_in_file(where: Place) -> OutboxFile | None:
+def outbox_in_file(ctx: Context) -> OutboxFile | None:
     """The outbox as a host left it behind, if none runs."""
     from tidings.client.connect import host_process
 
-    home, space_id = where.home.home, where.space_id
+    home, space_id = ctx.home.home, ctx.space_id
     if host_process(home) is not None or not (home / "host.db").exists():
         return None
     from tidings.host.outbox_file import OutboxFile
 
-    agent = where.agent_id
-    if agent is None:
-        raise UsageError(f"there is no credential for agent {where.agent} in {where.home.name}: `tidings agent add` it")
+    agent = ctx.require_key().id
     output.say("no host runs: read from its file")
-    return OutboxFile(home, where.home.name, space_id, agent, where.agent)
+    return OutboxFile(home, ctx.home.name, space_id, agent, ctx.agent)
 
 
-def show_receipt(receipt: Receipt, *, as_json: bool) -> None:
-    if as_json:
+def show_receipt(ctx: Context, receipt: Receipt) -> None:
+    if ctx.as_json:
         facts: dict[str, Any] = {"id": receipt.id, "seq": receipt.seq or None, "stage": receipt.stage}
         there = {} if receipt.row is None else {"row": receipt.row, "state": receipt.state}
         output.data(facts | {"warnings": list(receipt.warnings)} | there)

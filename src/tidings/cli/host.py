@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from tidings.cli import output, systemd
-from tidings.cli.options import HomeOption, JsonOption, place
+from tidings.cli.context import Group, HomeContext, PlainHomeContext
 from tidings.cli.systemd import Unit
-from tidings.errors import ConfigError, HostRuns, HostUnreachable, PrerequisiteMissing, TidingsError, UnhealthyError
+from tidings.errors import HostUnreachable, PrerequisiteMissing, TidingsError, UnhealthyError
 
-app = typer.Typer(no_args_is_help=True, help="The host: sends and receives for the agents of this machine.")
+app = Group(help="The host: sends and receives for the agents of this machine.")
 START_SECONDS = 30.0
 STOP_SECONDS = 40.0
 WELL = ("open", "superseded")
@@ -26,28 +24,26 @@ WELL = ("open", "superseded")
 
 @app.command("up")
 def up(
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, until Ctrl-C or a signal.")] = False,
-    home: HomeOption = None,
+    ctx: PlainHomeContext,
+    foreground: Annotated[bool, Option("--foreground", help="Stay, until Ctrl-C or a signal.")] = False,
 ) -> None:
     """Start the host of this home. What is sent while a space is away is stored, and leaves when it is back.
 
     It needs no space to be running, and knows its agents from the commands and programs that used it.
 
     Examples:
-
       tidings host up                    in the background
-
       tidings host up --foreground       for a supervisor; `tidings host install` writes a unit for systemd
     """
-    where = place(None, home).home.home
+    home = ctx.home.home
     _check_installed()
-    unit = systemd.host_unit(where)
+    unit = systemd.host_unit(home)
     if foreground:
-        _run(where)
-    elif _pid(where) is None and systemd.takes(unit):
-        _start_unit(where, unit)
+        _run(home)
+    elif _pid(home) is None and systemd.takes(unit):
+        _start_unit(home, unit)
     else:
-        _detach(where)
+        _detach(home)
 
 
 def _check_installed() -> None:
@@ -69,28 +65,19 @@ def _run(home: Path) -> None:
 
 
 def _detach(home: Path) -> None:
+    from tidings.cli.running import start_process
     from tidings.util.private_files import private_dir
 
     private_dir(home)
-    said = private_dir(home / "logs") / "host.out"
-    with said.open("w") as file:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "tidings.cli", "host", "up", "--foreground", "--home", str(home)],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-            cwd="/",
-        )
-    try:
-        with output.working("starting the host"):
-            _wait_until_it_answers(home, child, said)
-    except BaseException:
-        if child.poll() is None:
-            child.terminate()
-            child.wait(STOP_SECONDS)
-        raise
-    _say_it_runs(home, child.pid)
+    pid = start_process(
+        "the host",
+        ["host", "up", "--foreground", "--home", str(home)],
+        private_dir(home / "logs") / "host.out",
+        lambda pid: _answering(home) == pid,
+        lambda words: words or "it said nothing",
+        within=START_SECONDS,
+    )
+    _say_it_runs(home, pid)
 
 
 def _start_unit(home: Path, unit: Unit) -> None:
@@ -137,53 +124,28 @@ async def _status(home: Path) -> tuple[dict[str, Any], str | None] | None:
         host.close()
 
 
-def _wait_until_it_answers(home: Path, child: subprocess.Popen[bytes], said: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if child.poll() is not None:
-            words = said.read_text().strip().splitlines() or ["it said nothing"]
-            kind = HostRuns if child.returncode == HostRuns.exit_code else TidingsError
-            error = kind(words[-1].removeprefix("tidings: "))
-            error.exit_code = child.returncode or 1  # type: ignore[misc]
-            raise error
-        if _answering(home) == child.pid:
-            return
-        time.sleep(0.05)
-    raise TidingsError(f"the host did not answer within {START_SECONDS:.0f} s; see {home / 'logs' / 'host.log'}")
-
-
 @app.command("down")
-def down(home: HomeOption = None) -> None:
+def down(ctx: PlainHomeContext) -> None:
     """Stop the host. What it holds stays on disk, and goes on when it runs again.
 
     Example:
-
       tidings host down
     """
-    where = place(None, home).home.home
-    unit = systemd.host_unit(where)
+    from tidings.cli.running import stop_process
+
+    home = ctx.home.home
+    unit = systemd.host_unit(home)
     by_systemd = systemd.takes(unit) and systemd.is_up(unit)
     for sentence in systemd.stop(unit) if by_systemd else ():
         output.say(sentence)
-    pid = _pid(where)
+    pid = _pid(home)
     if pid is None and not by_systemd:
-        output.say(f"no host of {where} runs")
+        output.say(f"no host of {home} runs")
         return
     if pid is not None:
-        _end(where, pid)
+        stop_process("the host", pid, lambda: _pid(home) is not None, STOP_SECONDS)
     output.say("the host is down; what it holds stays on disk")
     output.hint("tidings host up")
-
-
-def _end(home: Path, pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGTERM)
-    except PermissionError as error:
-        raise ConfigError(f"the host of {home} runs as another user (pid {pid}); stop it as that user") from error
-    except ProcessLookupError:
-        pass
-    with output.working("stopping the host"):
-        _wait_until_gone(home, pid)
 
 
 def _pid(home: Path) -> int | None:
@@ -193,21 +155,11 @@ def _pid(home: Path) -> int | None:
     return lock_pid(home / "run" / "host.lock")
 
 
-def _wait_until_gone(home: Path, pid: int) -> None:
-    from tidings.cli.running import _lives
-
-    deadline = time.monotonic() + STOP_SECONDS
-    while _pid(home) is not None or _lives(pid):
-        if time.monotonic() > deadline:
-            raise TidingsError(f"the host (pid {pid}) did not stop within {STOP_SECONDS:.0f} s")
-        time.sleep(0.02)
-
-
 # --- how it is ---
 
 
 @app.command("status")
-def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+def status(ctx: HomeContext) -> None:
     """Show the host: its agents with the age of their last round trip, and what waits to leave.
 
     Exit code 0 if every agent is connected or just connecting and a write that was tried reached the disk, 3 if one
@@ -215,14 +167,12 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     receives is a note.
 
     Examples:
-
       tidings host status
-
       tidings host status --json
     """
-    where = place(None, home).home.home
-    facts = look(where)
-    if as_json:
+    home = ctx.home.home
+    facts = look(home)
+    if ctx.as_json:
         output.data(facts)
     elif facts["runs"]:
         _show(facts)
@@ -244,12 +194,10 @@ def look(home: Path) -> dict[str, Any]:
     """
     found = asyncio.run(_status(home))
     if found is None:
-        pid = _pid(home)
-        if pid is not None:
-            said = f"the host (pid {pid}) does not answer: see {home / 'logs' / 'host.log'}, or `tidings host down`"
-            return {"runs": False, "pid": pid, "problems": [said], "notes": []}
         said = f"no host runs in {home}: `tidings host up` starts one"
-        return {"runs": False, "pid": None, "problems": [said], "notes": []}
+        if (pid := _pid(home)) is not None:
+            said = f"the host (pid {pid}) does not answer: see {home / 'logs' / 'host.log'}, or `tidings host down`"
+        return {"runs": False, "pid": pid, "problems": [said], "notes": []}
     facts, mismatch = found
     problems = failures(facts)
     problems += [mismatch] if mismatch else []
@@ -304,21 +252,14 @@ def _ago(age: float | None) -> str:
 def _show(facts: dict[str, Any]) -> None:
     running = f"pid {facts['pid']}, Tidings {facts['version']}, since {output.age(facts['started'])}"
     output.line(f"host: {running}; {facts['sessions']} sessions, {facts['streams']} followed")
+    rows = [
+        {**agent, "space": space["space"], "agent": agent["name"], "last round trip": _ago(agent["age"])}
+        for space in facts["spaces"]
+        for agent in space["agents"]
+    ]
     output.table(
-        ("space", "agent", "state", "receives", "unread", "notices", "last round trip"),
-        [
-            (
-                space["space"],
-                agent["name"],
-                agent["state"],
-                "yes" if agent["receiving"] else "no",
-                agent["unread"],
-                agent["notices"],
-                _ago(agent["age"]),
-            )
-            for space in facts["spaces"]
-            for agent in space["agents"]
-        ],
+        ("space", "agent", "state", "receiving", "unread", "notices", "last round trip"),
+        rows,
         empty="no agent uses this host yet: `tidings send` or `tidings inbox` makes one of yours known",
     )
     for space in facts["spaces"]:
@@ -339,30 +280,28 @@ def outbox_words(counts: dict[str, int]) -> str:
 
 
 @app.command("install")
-def install(home: HomeOption = None) -> None:
+def install(ctx: PlainHomeContext) -> None:
     """Write a systemd unit of this user that keeps the host running, and start it if systemd answers.
 
     Doing it again changes nothing that is right. Without systemd the file is written all the same.
 
     Example:
-
       tidings host install
     """
-    where = place(None, home).home.home
+    home = ctx.home.home
     _check_installed()
-    for sentence in systemd.install(systemd.host_unit(where), _pid(where)):
+    for sentence in systemd.install(systemd.host_unit(home), _pid(home)):
         output.say(sentence)
     output.hint("tidings host status")
 
 
 @app.command("uninstall")
-def uninstall(home: HomeOption = None) -> None:
+def uninstall(ctx: PlainHomeContext) -> None:
     """Stop the host's systemd unit and remove it. What the host holds stays on disk.
 
     Example:
-
       tidings host uninstall
     """
-    for sentence in systemd.uninstall(systemd.host_unit(place(None, home).home.home)):
+    for sentence in systemd.uninstall(systemd.host_unit(ctx.home.home)):
         output.say(sentence)
     output.hint("tidings host status")

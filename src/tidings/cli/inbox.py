@@ -6,27 +6,16 @@ While no host runs this command opens the host's file in its place, receives int
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from tidings.cli import completion, output
-from tidings.cli.connection import DirectOption, act_at_host, host_session
-from tidings.cli.options import (
-    AsOption,
-    CountOption,
-    HomeOption,
-    JsonOption,
-    Place,
-    SpaceOption,
-    countable,
-    duration,
-    place,
-)
+from tidings.cli.connection import act_at_host, host_session
+from tidings.cli.context import AgentContext, Context, CountOption, DirectContext, Group, countable, duration
 from tidings.cli.talk import WholeOption, printable, writer
 from tidings.errors import AuthRevoked, HostRuns, HostUnreachable, StoreError, UnreachableError, UsageError
 from tidings.wire.names import unmarked
@@ -36,9 +25,8 @@ if TYPE_CHECKING:
 
     from tidings.client.host_endpoint import HostEndpoint
     from tidings.host.mailbox import LocalInbox
-    from tidings.wire.signing import KeyPair
 
-app = typer.Typer()
+app = Group(no_args_is_help=False)
 Message = dict[str, Any]
 #: messages that the host tells of at a time
 PAGE = 500
@@ -52,30 +40,23 @@ LOOK_EVERY = 0.2
 
 @app.callback(invoke_without_command=True)
 def inbox(
+    ctx: DirectContext,
     context: typer.Context,
-    unread: Annotated[bool, typer.Option("--unread", help="Only what was not read.")] = False,
+    unread: Annotated[bool, Option("--unread", help="Only what was not read.")] = False,
     sender: Annotated[
-        str | None, typer.Option("--from", help="Only of this agent.", autocompletion=completion.agents)
+        str | None, Option("--from", help="Only of this agent.", autocompletion=completion.agents)
     ] = None,
     channel: Annotated[
         str | None,
-        typer.Option("--channel", help="Only of this channel.", autocompletion=completion.channels, callback=unmarked),
+        Option("--channel", help="Only of this channel.", autocompletion=completion.channels, callback=unmarked),
     ] = None,
-    search: Annotated[str | None, typer.Option("--search", help="Only what has these words.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as messages come.")] = False,
+    search: Annotated[str | None, Option(help="Only what has these words.")] = None,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on as messages come.")] = False,
     wait: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds to wait for the first message, by default 2; if none comes, exit 1.", callback=duration
-        ),
+        float | None, Option(help="Seconds to wait for a message (2); exit 1 if none comes.", callback=duration)
     ] = None,
     count: CountOption = 50,
     whole: WholeOption = False,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show your direct messages, and durable copies of your channels.
 
@@ -84,35 +65,30 @@ def inbox(
     as you: a program of the same agent that is receiving is superseded, and told so.
 
     Examples:
-
       tidings inbox
-
       tidings inbox --unread --from bob
-
       tidings inbox --follow --json
-
       tidings inbox --as bob --wait 30 -n 1 --json
     """
     if context.invoked_subcommand is not None:
         return
-    where = place(space, home, acting_as)
     output.show_whole(whole)
     wanted = {"unread": unread, "sender": sender, "channel": channel, "search": search}
     patience = WAIT if wait is None else wait
 
     async def at_the_host() -> int | None:
         """How many were shown; None if no host runs."""
-        async with host_session(where, direct=direct, receive=True) as agent:
+        async with host_session(ctx, receive=True) as agent:
             if agent is None:
                 return None
-            unkept = await _take_back(agent, where)
+            unkept = await _take_back(agent, ctx)
             if follow:
                 if unkept is not None:
                     output.say(f"note: {unkept}")
-                return await _follow(agent, wanted, count, as_json=as_json)
-            found = await _list(agent, wanted, count, patience, as_json=as_json)
+                return await _follow(ctx, agent, wanted, count)
+            found = await _list(ctx, agent, wanted, count, patience)
         if not found:
-            output.say(f"the inbox of {where.agent} has nothing" + (" like that" if any(wanted.values()) else ""))
+            output.say(f"the inbox of {ctx.agent} has nothing" + (" like that" if any(wanted.values()) else ""))
         fresh = [message["row"] for message in found if message["read"] is None]
         output.hint(f"tidings inbox read {' '.join(map(str, fresh[:10]))}" if fresh else "tidings who")
         if unkept is not None:
@@ -127,20 +103,13 @@ def inbox(
         output.say("stopped")
         return
     if shown is None:
-        _check_without_host(where, {"from": sender, "search": search, "follow": follow}, direct=direct)
-        shown = _without_host(where, channel, patience, count, as_json=as_json)
-    _check_met(shown, wait)
-
-
-def _check_met(shown: int, wait: float | None) -> None:
-    """Whoever asked to wait and waited in vain is told so by the exit code, too. `--wait 0` waits for nothing."""
-    if wait and not shown:
+        _check_without_host(ctx, {"from": sender, "search": search, "follow": follow})
+        shown = _without_host(ctx, channel, patience, count)
+    if wait and not shown:  # whoever waited in vain is told so by the exit code, too; `--wait 0` waits for nothing
         raise typer.Exit(1)
 
 
-async def _list(
-    agent: HostEndpoint, wanted: dict[str, Any], count: int, wait: float, *, as_json: bool
-) -> list[Message]:
+async def _list(ctx: Context, agent: HostEndpoint, wanted: dict[str, Any], count: int, wait: float) -> list[Message]:
     """Show the newest that is wanted, oldest first, in pages as the host gives them."""
     found = page = await agent.inbox(**wanted, newest=True, limit=min(PAGE, count), wait=wait)
     while page and len(found) < count:
@@ -149,56 +118,54 @@ async def _list(
         found = found + page
     found.sort(key=lambda message: message["row"])
     for message in found:
-        _show(message, as_json=as_json)
+        _show(ctx, message)
     return found
 
 
-def _check_without_host(where: Place, given: dict[str, Any], *, direct: bool) -> None:
+def _check_without_host(ctx: Context, given: dict[str, Any]) -> None:
     named = [name for name in WITH_HOST if given[name]]
     if named:
-        why = "goes without it (--direct)" if direct else f"no host runs in {where.home.home}: `tidings host up`"
+        why = "goes without it (--direct)" if ctx.direct else f"no host runs in {ctx.home.home}: `tidings host up`"
         raise HostUnreachable(f"--{named[0]} needs the host, which keeps mail, and this {why}")
 
 
-def _without_host(where: Place, channel: str | None, wait: float, count: int, *, as_json: bool) -> int:
+def _without_host(ctx: Context, channel: str | None, wait: float, count: int) -> int:
     """How many messages were shown."""
     from tidings.host.mailbox import ENDING_PATIENCE, OTHERS_PATIENCE, held_mail, is_wanted
 
-    home = where.home.home
+    home = ctx.home.home
     try:
         with held_mail(home, ENDING_PATIENCE if is_wanted(home) else OTHERS_PATIENCE):
-            shown, delay = asyncio.run(_show_unread(where, channel, wait, count, as_json=as_json))
+            shown, delay = asyncio.run(_show_unread(ctx, channel, wait, count))
     except HostRuns as error:
         output.say(f"note: {error}; nothing is received or marked as read here")
-        shown, delay = _from_file(where, channel, count, as_json=as_json), ""
+        shown, delay = _from_file(ctx, channel, count), ""
     if not shown:
-        output.say(f"the mailbox of {where.agent} is empty")
+        output.say(f"the mailbox of {ctx.agent} is empty")
     if shown < count and delay:
         output.say(f"note: {delay}")
     output.hint("tidings who")
     return shown
 
 
-async def _show_unread(where: Place, channel: str | None, wait: float, count: int, *, as_json: bool) -> tuple[int, str]:
+async def _show_unread(ctx: Context, channel: str | None, wait: float, count: int) -> tuple[int, str]:
     """Show what is unread, and what comes meanwhile; it is read once it was shown. How many, and what is late."""
     from tidings.host.mailbox import open_mailbox
 
-    async with open_mailbox(where.home.home, _source(where)) as mailbox:
+    async with open_mailbox(ctx.home.home, _source(ctx)) as mailbox:
         shown = 0
         try:
             async with mailbox.receive() as endpoint:
-                shown = await _as_it_comes(mailbox, channel, wait, count, as_json=as_json)
+                shown = await _as_it_comes(ctx, mailbox, channel, wait, count)
                 return shown, endpoint.roster.backstop.delay if endpoint.roster.loaded else ""
         except (UnreachableError, AuthRevoked) as error:  # what was kept before needs no space
-            shown += await _as_it_comes(mailbox, channel, None, count - shown, as_json=as_json)
+            shown += await _as_it_comes(ctx, mailbox, channel, None, count - shown)
             if not shown or isinstance(error, AuthRevoked):
                 raise
             return shown, str(error)
 
 
-async def _as_it_comes(
-    mailbox: LocalInbox, channel: str | None, wait: float | None, count: int, *, as_json: bool
-) -> int:
+async def _as_it_comes(ctx: Context, mailbox: LocalInbox, channel: str | None, wait: float | None, count: int) -> int:
     """`wait`: seconds for the first, None to show only what is there. What was shown is marked, one by one."""
     from tidings.host import serialise as showing
     from tidings.host.inbox import Wanted
@@ -211,7 +178,7 @@ async def _as_it_comes(
         rows = await mailbox.listed(wanted)
         names = await mailbox.names() if rows else {}
         for row in rows:
-            _show(showing.mail(row, mailbox.identity.key, names), as_json=as_json)
+            _show(ctx, showing.mail(row, mailbox.identity.key, names))
             await mailbox.mark_read([row.row])
             shown, after, quiet = shown + 1, row.row, clock() + QUIET
         # something was shown: the rest is soon here, once every channel was asked
@@ -222,7 +189,7 @@ async def _as_it_comes(
     return shown
 
 
-def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) -> int:
+def _from_file(ctx: Context, channel: str | None, count: int) -> int:
     """What is unread in a file that somebody else has open, as it is."""
     from tidings.host import inbox as store
     from tidings.host import serialise
@@ -230,29 +197,29 @@ def _from_file(where: Place, channel: str | None, count: int, *, as_json: bool) 
     from tidings.host.schema import SCHEMA
     from tidings.util.database_snapshot import look
 
-    key = _key(where)
+    key = ctx.require_key()
     wanted = store.Wanted(unread=True, channel=channel, limit=count)
-    mine = (where.space_id, key.id)
-    file = where.home.home / "host.db"
+    mine = (ctx.space_id, key.id)
+    file = ctx.home.home / "host.db"
     rows, names = look(file, SCHEMA, lambda c: (store.listed(c, *mine, wanted), names_in(c, mine[0])))
     for row in rows:
-        _show(serialise.mail(row, key, names | {key.id: where.agent}), as_json=as_json)
+        _show(ctx, serialise.mail(row, key, names | {key.id: ctx.agent}))
     return len(rows)
 
 
-def _source(where: Place) -> tuple[str, ...]:
-    where.check()
-    return ("home", str(where.home.home), where.home.name, where.agent)
+def _source(ctx: Context) -> tuple[str, ...]:
+    ctx.check()
+    return ("home", str(ctx.home.home), ctx.home.name, ctx.agent)
 
 
-async def _take_back(agent: HostEndpoint, where: Place) -> StoreError | None:
+async def _take_back(agent: HostEndpoint, ctx: Context) -> StoreError | None:
     """Receive through the host; the answer is why it cannot keep what comes, if it cannot."""
     health = (await agent.me())["health"]
     if health["superseded"]:
         await agent.take_back()
-        output.say(f"note: another program received as {where.agent}; from now on the host does")
+        output.say(f"note: another program received as {ctx.agent}; from now on the host does")
     unkept = health.get("unkept")
-    return StoreError(f"mail of {where.agent} is not kept: {unkept['cause']}") if unkept else None
+    return StoreError(f"mail of {ctx.agent} is not kept: {unkept['cause']}") if unkept else None
 
 
 async def _agent_id(agent: HostEndpoint, named: str | None) -> str | None:
@@ -265,131 +232,100 @@ async def _agent_id(agent: HostEndpoint, named: str | None) -> str | None:
     return resolve_among(await agent.who(), named).id
 
 
-async def _follow(agent: HostEndpoint, wanted: dict[str, Any], count: int, *, as_json: bool) -> int:
+async def _follow(ctx: Context, agent: HostEndpoint, wanted: dict[str, Any], count: int) -> int:
     """What is there, and everything behind it as it comes, for ever. A host that goes away is waited for."""
     wanted["sender"] = await _agent_id(agent, wanted["sender"])
     # asked before anything is shown: what comes meanwhile is behind it, and so followed
     begun = await agent.newest_row()
-    found = await _list(agent, wanted, count, 0.0, as_json=as_json)
+    found = await _list(ctx, agent, wanted, count, 0.0)
     words = (wanted["search"] or "").lower().split()
     async for event in agent.rows(max([begun, *(message["row"] for message in found)])):
         message = event.data
         if wanted["sender"] not in (None, message["from"]["id"]):
             continue
         if wanted["channel"] in (None, message["channel"]) and all(w in message["text"].lower() for w in words):
-            _show(message, as_json=as_json)
+            _show(ctx, message)
     return len(found)
 
 
-def _show(message: Message, *, as_json: bool) -> None:
-    if as_json:
-        output.line(json.dumps(message))
-        sys.stdout.flush()
-        return
+def _show(ctx: Context, message: Message) -> None:
     when = datetime.fromisoformat(message["time"]).astimezone()
-    mark = " " if message["read"] else "*"
-    where = f"#{message['channel']}" if message["channel"] else "direct"
+    line = f"{message['row']:>6}{' ' if message['read'] else '*'} {when:%H:%M:%S}"
+    channel = f"#{message['channel']}" if message["channel"] else ""
     if message["kind"] == "notice":
-        about = f" {printable(where)}" if message["channel"] else ""
-        output.line(f"{message['row']:>6}{mark} {when:%H:%M:%S} notice{about}: {printable(message['text'])}")
-        sys.stdout.flush()
+        ctx.stream(message, f"{line} notice{f' {printable(channel)}' if channel else ''}: {printable(message['text'])}")
         return
     # further lines are set in, so that nobody's text can pass for a message of somebody else
     words = printable(output.cut(message["text"], "tidings inbox --whole")).replace("\n", "\n    ")
-    output.line(f"{message['row']:>6}{mark} {when:%H:%M:%S} {where} {writer(message['from'])}: {words}")
-    sys.stdout.flush()
+    ctx.stream(message, f"{line} {channel or 'direct'} {writer(message['from'])}: {words}")
 
 
 @app.command("read")
 def read(
+    ctx: AgentContext,
     rows: Annotated[
-        list[int] | None, typer.Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW", callback=countable)
+        list[int] | None, Argument(help="Rows that `tidings inbox` shows.", metavar="ROW", callback=countable)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything you have.")] = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
+    everything: Annotated[bool, Option("--all", help="Everything you have.")] = False,
 ) -> None:
     """Mark messages as read; senders of direct messages are told, without a host when one of you next receives.
 
     Examples:
-
       tidings inbox read 12 13
-
       tidings inbox read --all --as bob
     """
     if bool(rows) == everything:
         raise UsageError("name the rows that were read, or --all; one of the two")
-    where = place(space, home, acting_as)
-    if _no_host_but_its_file(where):
-        marked = _mark_in_file(where, rows)
+    if _no_host_but_its_file(ctx):
+        marked = _mark_in_file(ctx, rows)
     else:
-        marked = act_at_host(where, lambda agent: agent.mark_read(rows) if rows else _mark_all(agent), receive=True)
-    if as_json:
-        output.data({"read": marked})
-        return
+        marked = act_at_host(ctx, lambda agent: agent.mark_read(rows) if rows else _mark_all(agent), receive=True)
+    ctx.end_if_json({"read": marked})
     output.say(f"{marked} message{'' if marked == 1 else 's'} marked as read")
     output.hint("tidings inbox --unread")
 
 
 @app.command("delete")
 def delete(
-    rows: Annotated[
-        list[int], typer.Argument(help="Rows, as `tidings inbox` shows them.", metavar="ROW...", callback=countable)
-    ],
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
+    ctx: AgentContext,
+    rows: Annotated[list[int], Argument(help="Rows that `tidings inbox` shows.", metavar="ROW...", callback=countable)],
 ) -> None:
     """Delete messages of your inbox, read or not. What they said is gone here, and they do not come again.
 
     Others keep their copies, and so does the log: `tidings history` still shows what was said in a channel.
 
     Examples:
-
       tidings inbox delete 12 13
-
       tidings inbox delete 12 --as bob
     """
-    where = place(space, home, acting_as)
-    if _no_host_but_its_file(where):
-        deleted = _in_file(where, lambda mailbox: mailbox.delete(rows))
+    if _no_host_but_its_file(ctx):
+        deleted = _in_file(ctx, lambda mailbox: mailbox.delete(rows))
     else:
-        deleted = act_at_host(where, lambda agent: agent.delete(rows), receive=True)
-    if as_json:
-        output.data({"deleted": deleted})
-        return
+        deleted = act_at_host(ctx, lambda agent: agent.delete(rows), receive=True)
+    ctx.end_if_json({"deleted": deleted})
     missed = len(set(rows)) - deleted
-    other = f"; {missed} of these rows {'is' if missed == 1 else 'are'} not in the inbox of {where.agent}"
+    other = f"; {missed} of these rows {'is' if missed == 1 else 'are'} not in the inbox of {ctx.agent}"
     output.say(f"{deleted} message{'' if deleted == 1 else 's'} deleted{other if missed else ''}")
     output.hint("tidings inbox")
 
 
 @app.command("quarantine")
-def quarantine(
-    space: SpaceOption = None, home: HomeOption = None, acting_as: AsOption = None, as_json: JsonOption = False
-) -> None:
+def quarantine(ctx: AgentContext) -> None:
     """What was sent to you and could not be opened, with the reason. It blocks nothing, and is never shown as mail.
 
     Example:
-
       tidings inbox quarantine --as bob
     """
-    where = place(space, home, acting_as)
-    found = _aside_in_file(where) if _no_host_but_its_file(where) else act_at_host(where, _all_aside)
-    if as_json:
-        output.data(found)
-        return
+    found = _aside_in_file(ctx) if _no_host_but_its_file(ctx) else act_at_host(ctx, _all_aside)
+    ctx.end_if_json(found)
     rows = [(each["row"], each["received"], each["bytes"], printable(each["reason"])) for each in found]
     output.table(("row", "received", "bytes", "reason"), rows, empty="nothing was put aside")
 
 
-def _no_host_but_its_file(where: Place) -> bool:
+def _no_host_but_its_file(ctx: Context) -> bool:
     from tidings.host.mailbox import is_wanted
 
-    return not is_wanted(where.home.home) and (where.home.home / "host.db").exists()
+    return not is_wanted(ctx.home.home) and (ctx.home.home / "host.db").exists()
 
 
 async def _all_aside(agent: HostEndpoint) -> list[Message]:
@@ -399,46 +335,36 @@ async def _all_aside(agent: HostEndpoint) -> list[Message]:
     return found
 
 
-def _aside_in_file(where: Place) -> list[Message]:
+def _aside_in_file(ctx: Context) -> list[Message]:
     from tidings.host import inbox as store
     from tidings.host import serialise
     from tidings.host.schema import SCHEMA
     from tidings.util.database_snapshot import look
 
-    mine = (where.space_id, _key(where).id)
+    mine = (ctx.space_id, ctx.require_key().id)
     found: list[store.Aside] = []
 
     def page(connection: Connection) -> list[store.Aside]:
         return store.aside(connection, *mine, found[-1].row if found else 0)
 
-    while more := look(where.home.home / "host.db", SCHEMA, page):
+    while more := look(ctx.home.home / "host.db", SCHEMA, page):
         found += more
     return [serialise.aside(each) for each in found]
 
 
-def _key(where: Place) -> KeyPair:
-    from tidings.admin.identity import imported_identity
-    from tidings.nats import jwt
-    from tidings.util.private_files import read_private
-
-    if (imported := imported_identity(where.home, where.agent)) is not None:
-        return imported.key
-    return jwt.split_credentials(read_private(where.home.agent_creds(where.agent)))[1]
-
-
-def _in_file(where: Place, change: Callable[[LocalInbox], Awaitable[int]]) -> int:
+def _in_file(ctx: Context, change: Callable[[LocalInbox], Awaitable[int]]) -> int:
     """Change an inbox while no host runs."""
     from tidings.host.mailbox import held_mail, open_mailbox
 
     async def act() -> int:
-        async with open_mailbox(where.home.home, _source(where)) as mailbox:
+        async with open_mailbox(ctx.home.home, _source(ctx)) as mailbox:
             return await change(mailbox)
 
-    with held_mail(where.home.home):
+    with held_mail(ctx.home.home):
         return asyncio.run(act())
 
 
-def _mark_in_file(where: Place, rows: list[int] | None) -> int:
+def _mark_in_file(ctx: Context, rows: list[int] | None) -> int:
     from tidings.host.inbox import Wanted
 
     async def mark(mailbox: LocalInbox) -> int:
@@ -449,7 +375,7 @@ def _mark_in_file(where: Place, rows: list[int] | None) -> int:
             marked += await mailbox.mark_read([row.row for row in found])
         return marked
 
-    return _in_file(where, mark)
+    return _in_file(ctx, mark)
 
 
 async def _mark_all(agent: HostEndpoint) -> int:

@@ -5,46 +5,49 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from datetime import UTC, datetime
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from tidings.admin.agents import as_patterns
 from tidings.cli import output
-from tidings.cli.agent import DEFAULT_CHANNEL, ManageOption, PostOption, ReadOption, RoleOption, lifetime_of, listed
-from tidings.cli.amounts import seconds
-from tidings.cli.options import HomeOption, JsonOption, Place, SpaceOption, place
+from tidings.cli.agent import (
+    DEFAULT_CHANNEL,
+    ManageOption,
+    PostOption,
+    ReadOption,
+    RoleOption,
+    lifetime_of,
+    listed,
+    named_rights,
+)
+from tidings.cli.connection import administer
+from tidings.cli.context import Context, Group, HomeContext, SpaceContext, seconds
 from tidings.errors import UsageError
 from tidings.wire.names import check_agent_name
 
 if TYPE_CHECKING:
+    from tidings.admin.administration import Administrator
     from tidings.admin.invitations import Invitation
 
-app = typer.Typer(no_args_is_help=True, help="Invitations that were made: list and revoke them.")
+app = Group(help="Invitations that were made: list and revoke them.")
 
 
 def invite(
+    ctx: SpaceContext,
     name: Annotated[
-        str | None, typer.Argument(help="Name of the agent; without, whoever accepts chooses.", metavar="NAME")
+        str | None, Argument(help="Name of the agent; else whoever accepts chooses.", metavar="NAME")
     ] = None,
     read: ReadOption = None,
     post: PostOption = None,
     manage: ManageOption = None,
     role: RoleOption = None,
-    description: Annotated[str, typer.Option(help="One line about it.")] = "",
-    expires: Annotated[str, typer.Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
-    uses: Annotated[int, typer.Option(help="How many agents may accept it.")] = 1,
-    agent_expires: Annotated[
-        str | None, typer.Option(help="For how long a credential of the agent holds, such as 7d.", metavar="TIME")
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="For an agent that exists: its key is where this is accepted.")
-    ] = False,
-    url: Annotated[str | None, typer.Option(help="Address by which it reaches the space.", metavar="URL")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    description: Annotated[str, Option(help="One line about it.")] = "",
+    expires: Annotated[str, Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
+    uses: Annotated[int, Option(help="How many agents may accept it.")] = 1,
+    agent_expires: Annotated[str | None, Option(help="How long its credential is valid: 7d.", metavar="TIME")] = None,
+    replace: Annotated[bool, Option("--replace", help="Give an existing agent a new key, made there.")] = False,
+    url: Annotated[str | None, Option(help="Address by which it reaches the space.", metavar="URL")] = None,
 ) -> None:
     """Invite an agent from another machine: prints a line that `tidings accept` takes there.
 
@@ -53,90 +56,67 @@ def invite(
     (`tidings up --listen ADDR`); one that does not can only invite on its own machine.
 
     Examples:
-
       tidings invite bob                                   may read and post to general
-
       tidings invite bob --read 'team.>' --post team.backend --role reviewer --expires 1d
-
       tidings invite bob --replace                         bob lost its key; what is unread for it is dropped, and told
-
       tidings invite --uses 5                              five agents, each with a name of its own choice
-
       tidings invite bob --url tls://broker.example:4222   reached by another name than this machine knows
     """
-    where = place(space, home)
-    if replace and (name is None or any(given is not None for given in (read, post, manage, role, agent_expires))):
+    from tidings.admin.invitations import Invitation
+    from tidings.admin.inviting import Inviter
+
+    rights = named_rights(read, post, manage, role)
+    if replace and (name is None or rights or agent_expires is not None):
         raise UsageError(
             "--replace is for an agent that exists, with the rights it has: `tidings invite NAME --replace`"
         )
-    promised = None if replace else _promised(where, name, read, post, manage, role, description, uses, agent_expires)
-    holds = seconds("--expires", expires)
-    made, line, info = asyncio.run(_invite(where, promised or str(name), holds, url))
-    if as_json:
-        output.data({**_public(made), "line": line})
-        return
-    whom = made.name or (f"{uses} agents" if uses > 1 else "an agent")
-    output.say(
-        f"{whom} may read {listed(made.read)} and post to {listed(made.post)}, accepted by {moment_of(made.expires)}"
-    )
-    if not (info.listen or info.ws or info.servers):
-        output.say(
-            "note: this space listens on this machine only, and so the line works here; `tidings up --listen ADDR`"
-        )
-    output.line(line)
-    output.hint("tidings invitation list")
-
-
-def _promised(
-    where: Place,
-    name: str | None,
-    read: list[str] | None,
-    post: list[str] | None,
-    manage: list[str] | None,
-    role: list[str] | None,
-    description: str,
-    uses: int,
-    agent_expires: str | None,
-) -> Invitation:
-    from tidings.admin.invitations import Invitation
-
-    everything = (">",) if where.home.read_info().open else DEFAULT_CHANNEL
-    return Invitation(
+    everything = (">",) if ctx.home.read_info().open else DEFAULT_CHANNEL
+    promised = Invitation(
         id="",
         issued=0,
         expires=0,
         uses=uses,
-        name=check_agent_name(name) if name is not None else "",
-        read=everything if read is None else as_patterns(read),
-        post=everything if post is None else as_patterns(post),
-        manage=as_patterns(manage or ()),
-        roles=tuple(dict.fromkeys(role or ())),
+        name=(name or "") if replace or name is None else check_agent_name(name),
         description=description,
         lifetime=lifetime_of(agent_expires) or 0,
+        **{"read": everything, "post": everything, **rights},
     )
+    holds = seconds("--expires", expires)
 
-
-async def _invite(where: Place, promised: Invitation | str, holds: int, url: str | None) -> tuple[Invitation, str, Any]:
-    from tidings.admin.administration import administer
-    from tidings.admin.inviting import Inviter, reach_of
-
-    async with administer(where.home, "inviting an agent") as admin:
+    def make(admin: Administrator, reach: Any) -> tuple[Invitation, object]:
         inviter = Inviter(admin)
-        wanted = inviter.replacing(promised, 1) if isinstance(promised, str) else promised
-        made, line = inviter.invite(wanted, holds, reach_of(admin, url))
-        return made, str(line), admin.info
+        return inviter.invite(inviter.replacing(promised.name, 1) if replace else promised, holds, reach)
+
+    made, line = make_line(ctx, "inviting an agent", url, make)
+    ctx.end_if_json({**_public(made), "line": line})
+    whom = made.name or (f"{uses} agents" if uses > 1 else "an agent")
+    by = output.moment(made.expires)
+    output.say(f"{whom} may read {listed(made.read)} and post to {listed(made.post)}, accepted by {by}")
+    output.line(line)
+    output.hint("tidings invitation list")
+
+
+def make_line(
+    ctx: Context, purpose: str, url: str | None, make: Callable[[Administrator, Any], tuple[Invitation, object]]
+) -> tuple[Invitation, str]:
+    """Makes an invitation and the line to paste. A note says so if the line works on this machine only."""
+    from tidings.admin.inviting import reach_of
+
+    async def run(admin: Administrator) -> tuple[Invitation, str]:
+        made, line = make(admin, reach_of(admin, url))
+        if not (ctx.as_json or admin.info.listen or admin.info.ws or admin.info.servers):
+            output.say(
+                "note: this space listens on this machine only, so the line works here: `tidings up --listen ADDR`"
+            )
+        return made, str(line)
+
+    return administer(ctx, purpose, run)
 
 
 def accept(
-    line: Annotated[
-        str | None,
-        typer.Argument(help="The invitation; without, it is read from standard input.", metavar="LINE"),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="What to be called, if it leaves that to you.", metavar="NAME")
-    ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    ctx: HomeContext,
+    line: Annotated[str | None, Argument(help="The invitation; else read from standard input.", metavar="LINE")] = None,
+    name: Annotated[str | None, Option(help="What to be called, if it leaves that to you.", metavar="NAME")] = None,
 ) -> None:
     """Accept an invitation: from then on commands, the host, MCP and programs here can be that agent.
 
@@ -145,11 +125,8 @@ def accept(
     yourself.
 
     Examples:
-
       tidings accept 'tidings:main@192.0.2.7:4222#AQEk...'
-
       tidings accept --name bob                            asks for the line, or reads it from a pipe
-
       tidings who --space main --as bob
     """
     from tidings.admin.accepting import accept as accept_line
@@ -157,12 +134,10 @@ def accept(
 
     invited = parse_invitation(read_line(line))
     check_kind(invited, for_link=False)
-    where = place(invited.space, home, name)
+    ctx = ctx.at(space=invited.space, acting_as=name)
     wanted = check_agent_name(name) if name is not None else ""
-    found = asyncio.run(accept_line(where.home, invited, wanted, output.say))
-    if as_json:
-        output.data({"name": found.name, "id": found.id, "space": invited.space, "url": found.address})
-        return
+    found = asyncio.run(accept_line(ctx.home, invited, wanted, output.say))
+    ctx.end_if_json({"name": found.name, "id": found.id, "space": invited.space, "url": found.address})
     output.say(f"you are agent {found.name} of space {invited.space} ({found.address})")
     output.line(found.id)
     output.hint(f"tidings who --space {invited.space} --as {found.name}")
@@ -178,26 +153,18 @@ def read_line(line: str | None) -> str:
 
 @app.command("list")
 def list_invitations(
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Used, expired and revoked ones too.")] = False,
-    as_json: JsonOption = False,
+    ctx: SpaceContext, every: Annotated[bool, Option("--all", help="Used, expired and revoked ones too.")] = False
 ) -> None:
     """List the invitations of a space. The line itself is shown once, when it is made.
 
     Of one for a link, `read` is what the other space may read, and `post` what comes from there.
 
     Examples:
-
       tidings invitation list
-
       tidings invitation list --all --json
     """
-    where = place(space, home)
-    known = [each for each in _known(where) if every or each.state(time.time()) == "open"]
-    if as_json:
-        output.data([_public(each) for each in known])
-        return
+    known = [each for each in _known(ctx) if every or each.state(time.time()) == "open"]
+    ctx.end_if_json([_public(each) for each in known])
     rows = [
         (
             each.id[:12],
@@ -205,7 +172,7 @@ def list_invitations(
             _name(each) or "-",
             each.state(time.time()),
             f"{len(each.taken)} of {each.uses}",
-            moment_of(each.expires),
+            output.moment(each.expires),
             *_rights(each),
         )
         for each in known
@@ -213,32 +180,32 @@ def list_invitations(
     output.table(
         ("invitation", "for", "name", "state", "used", "until", "read", "post"),
         rows,
-        empty=f"space {where.home.name} has no open invitations: `tidings invite NAME`",
+        empty=f"space {ctx.home.name} has no open invitations: `tidings invite NAME`",
     )
     output.hint("tidings invitation revoke ID" if rows else "tidings invite NAME")
 
 
 @app.command("revoke")
 def revoke(
-    invitation: Annotated[str, typer.Argument(help="The invitation, or the name it is for.", metavar="ID")],
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    ctx: SpaceContext,
+    invitation: Annotated[str, Argument(help="The invitation, or the name it is for.", metavar="ID")],
 ) -> None:
     """Revoke an invitation: nobody can accept it any more. An agent it already made stays (`tidings agent revoke`), and
     so does a link (`tidings link remove`).
 
     Examples:
-
       tidings invitation revoke UDXB5CKSO4DC
-
       tidings invitation revoke bob
     """
-    where = place(space, home)
-    found, untold = asyncio.run(_revoke(where, _meant(_known(where), invitation)))
-    if as_json:
-        output.data({**_public(found), "untold": untold})
-        return
+    from tidings.admin.inviting import Inviter
+
+    chosen = _meant(_known(ctx), invitation)
+
+    async def end(admin: Administrator) -> tuple[Invitation, str]:
+        return await Inviter(admin).revoke(admin.invitations.get(chosen.id) or chosen), admin.untold
+
+    found, untold = administer(ctx, "revoking an invitation", end)
+    ctx.end_if_json({**_public(found), "untold": untold})
     kind = "link" if found.link else "agent"
     made = f"; {len(found.taken)} accepted it before and stay: `tidings {kind} list`" if found.taken else ""
     output.say(f"invitation {found.id[:12]}{f' of {_name(found)}' if _name(found) else ''} is revoked{made}")
@@ -247,20 +214,10 @@ def revoke(
     output.hint("tidings invitation list --all")
 
 
-async def _revoke(where: Place, invitation: Invitation) -> tuple[Invitation, str]:
-    """It, and who was not told, in words."""
-    from tidings.admin.administration import administer
-    from tidings.admin.inviting import Inviter
-
-    async with administer(where.home, "revoking an invitation") as admin:
-        now = admin.invitations.get(invitation.id) or invitation
-        return await Inviter(admin).revoke(now), admin.untold
-
-
-def _known(where: Place) -> list[Invitation]:
+def _known(ctx: Context) -> list[Invitation]:
     from tidings.admin.invitations import Invitations
 
-    return Invitations.below(where.home, where.home.read_info().id).all()
+    return Invitations.below(ctx.home, ctx.home.read_info().id).all()
 
 
 def _meant(known: list[Invitation], text: str) -> Invitation:
@@ -297,15 +254,11 @@ def _public(invitation: Invitation) -> dict[str, Any]:
         "state": invitation.state(time.time()),
         "uses": invitation.uses,
         "taken": list(invitation.taken),
-        "issued": moment_of(invitation.issued),
-        "expires": moment_of(invitation.expires),
+        "issued": output.moment(invitation.issued),
+        "expires": output.moment(invitation.expires),
         "roles": list(invitation.roles),
         "read": list(read),
         "post": list(post),
         "manage": list(invitation.manage),
         "why": invitation.why,
     }
-
-
-def moment_of(at: int) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,25 +1,526 @@
-"""`tidings link`: its commands, in the order in which help shows them; each module says what its own are for."""
+"""`tidings link`: list, watch, pause, compare, mend and end links. Agreeing on one is in `link_agreement.py`."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import signal
+import time
+from contextlib import suppress
+from typing import Annotated, Any
+
 import typer
+from typer import Argument, Option
+from typer.core import TyperGroup
 
-from tidings.cli import link_change, link_control, link_invite, link_people, link_quarantine, link_repair, link_show
-
-app = typer.Typer(
-    no_args_is_help=True, help="Links with other spaces: agree on one, list, watch, pause, compare, mend and end them."
+from tidings.admin.link_registry import AgreedLink
+from tidings.cli import completion, link_agreement, link_words, output
+from tidings.cli.connection import administer
+from tidings.cli.context import (
+    Context,
+    CountOption,
+    Group,
+    PlainSpaceContext,
+    SpaceContext,
+    YesOption,
+    countable,
+    seconds,
 )
-app.command("invite")(link_invite.invite)
-app.command("accept")(link_invite.accept)
-app.command("list")(link_show.list_links)
-app.command("show")(link_show.show)
-app.command("people")(link_people.people)
-app.command("set")(link_change.change)
-app.command("renew")(link_change.renew)
-app.command("pause")(link_control.pause)
-app.command("resume")(link_control.resume)
-app.command("verify")(link_repair.verify)
-app.command("rebuild")(link_repair.rebuild)
-app.command("remove")(link_control.remove)
-app.command("run")(link_control.run)
-app.add_typer(link_quarantine.app, name="quarantine")
+from tidings.cli.link_asking import ANSWERS, NOBODY, PATIENCE, LinkArgument, asked, links_of, meant, name_of
+from tidings.errors import BrokerUnreachable, TidingsError, UsageError, WorkerUnreachable
+
+app = Group(help="Links with other spaces: agree on one, list, watch, pause, compare, mend and end them.")
+app.command("invite")(link_agreement.invite)
+app.command("accept")(link_agreement.accept)
+app.command("set")(link_agreement.change)
+app.command("renew")(link_agreement.renew)
+
+
+@app.command("list")
+def list_links(
+    ctx: SpaceContext, every: Annotated[bool, Option("--all", help="Those that ended too.")] = False
+) -> None:
+    """List the links of a space, and how each is.
+
+    Examples:
+      tidings link list
+      tidings link list --all --json
+    """
+    links, by_worker = _status(ctx)
+    links = [each for each in links if every or each["state"] in ("on", "setting")]
+    ctx.end_if_json([{**each, "shown": link_words.state(each)} for each in links])
+    rows = [
+        (
+            each["space"] or "-",
+            each["link"],
+            link_words.state(each),
+            (each["live"] or {}).get("connectivity"),
+            link_words.lag(each),
+            link_words.push_lag(each),
+            link_words.mapping(each["channels"]),
+            each["shares"],
+        )
+        for each in links
+    ]
+    output.table(
+        ("space", "link", "state", "connection", "behind", "they are behind", "takes in", "shares"),
+        rows,
+        empty=f"space {ctx.home.name} has no links",
+    )
+    if not by_worker and any(each["takes"] for each in links):
+        output.say(NOBODY)
+    for each in links:
+        if link_words.state(each) == "ended there":
+            output.say(link_words.ended_there_words(each["space"] or each["link"]))
+    output.hint("tidings link show NAME" if rows else "tidings link --help")
+
+
+def _status(ctx: Context) -> tuple[list[dict[str, Any]], bool]:
+    """Of all links; a space that never had one is asked nothing."""
+    if not links_of(ctx):
+        return [], False
+    answer, by_worker = asked(ctx, "status")
+    if not by_worker:
+        _add_pushes(ctx, answer["links"])
+    if by_worker and answer["steward"]:
+        output.say(f"note: which links are in force is not known to the worker: {answer['steward']}")
+    return answer["links"], by_worker
+
+
+def _add_pushes(ctx: Context, links: list[dict[str, Any]]) -> None:
+    """How far the others are with what is shared, as the steward says; without a worker it is asked itself."""
+    from tidings.links.destination import LocalSpace
+
+    async def look() -> dict[str, dict[str, Any] | None]:
+        local = LocalSpace(ctx.home.read_info().url, ctx.home.link_creds, ctx.home.name)
+        try:
+            async with asyncio.timeout(ANSWERS):
+                found = (await local.links()).links
+        finally:
+            await local.close()
+        return {each.record.link: each.push.facts(time.time()) if each.push is not None else None for each in found}
+
+    if not any(each["shares"] and each["state"] == "on" for each in links):
+        return
+    with suppress(TidingsError, TimeoutError, OSError):
+        told = asyncio.run(look())
+        for each in links:
+            each["push"] = told.get(each["link"])
+
+
+@app.command("show")
+def show(
+    ctx: SpaceContext,
+    name: LinkArgument,
+    follow: Annotated[bool, Option("-f", "--follow", help="Go on and print what happens, until Ctrl-C.")] = False,
+) -> None:
+    """Show everything about a link: what passes, how far it is, what was left out and why.
+
+    `--follow` prints how it catches up and every change of its state; with `--json` one object a line.
+
+    Examples:
+      tidings link show acme
+      tidings link show acme --follow
+    """
+    row = meant(ctx, name)
+    if follow:
+        asyncio.run(_follow(ctx, row))
+        return
+    answer, by_worker = asked(ctx, "status", link=row.link, whole=True)
+    facts = answer["links"][0]
+    if not by_worker:
+        _add_pushes(ctx, [facts])
+    ctx.end_if_json({**facts, "shown": link_words.state(facts), "worker": by_worker})
+    output.table(("what", "value"), link_words.rows(facts, time.time()))
+    if not by_worker and facts["takes"]:
+        output.say(NOBODY)
+    if by_worker and answer["steward"]:
+        output.say(f"note: which links are in force is not known to the worker: {answer['steward']}")
+    output.hint(f"tidings link verify {name_of(row)}" if facts["ledger"] else "tidings link list")
+
+
+async def _follow(ctx: Context, row: AgreedLink) -> None:
+    from tidings.links.local_socket import follow
+
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        async for said in follow(ctx.home.link_socket, "follow", link=row.link):
+            ctx.stream(said, link_words.event(said))
+            if said["event"] == "not_carried":
+                return
+    except asyncio.CancelledError:
+        return
+    except WorkerUnreachable as error:
+        raise WorkerUnreachable(f"{error}: `tidings up` starts one, or `tidings link run`") from error
+
+
+@app.command("people")
+def people(
+    ctx: SpaceContext,
+    name: LinkArgument,
+    trust: Annotated[str | None, Option(help="Let a name stand for the key it has there now.", metavar="AGENT")] = None,
+    yes: YesOption = False,
+) -> None:
+    """List the agents of a linked space that are known here, as it states them; agents write to them as name@space.
+
+    A name stays with the key it first had. If its space gives it another one without saying that it took over, nobody
+    here can write to it until you say `--trust`, which shows both keys and asks: compare with their operator first.
+
+    Examples:
+      tidings link people acme
+      tidings link people acme --trust bob
+    """
+    row = meant(ctx, name)
+    if trust is not None:
+        changed = _trusted(ctx, row, trust, yes=yes)
+        ctx.end_if_json(changed)
+        output.say(f"{trust}@{name_of(row)} is {changed['now']} from now on; it was {changed['before']}")
+        return
+    found, _ = asked(ctx, "people", link=row.link)
+    ctx.end_if_json(found)
+    rows = [(each["name"], each["roles"], each["id"], "") for each in found["people"]]
+    rows += [(each["name"], each["roles"], each["id"], "another key than before") for each in found["changed"]]
+    output.table(("name", "roles", "id", "note"), rows, empty=f"{name_of(row)} has told of nobody")
+    first = next(iter(found["changed"]), None)
+    output.hint(f"tidings link people {name_of(row)} --trust {first['name']}" if first else "tidings who")
+
+
+def _trusted(ctx: Context, row: AgreedLink, agent: str, *, yes: bool) -> dict[str, Any]:
+    """Of two keys the operator sees both; a third one that comes meanwhile is not meant."""
+    shown, _ = asked(ctx, "trustable", link=row.link, name=agent)
+    if not yes:
+        output.say(f"{agent}@{name_of(row)} was {shown['before']}")
+        output.say(f"{agent}@{name_of(row)} is {shown['now']} there now, which does not say that it took over")
+        output.confirm(yes, "Does their operator say so too, and is it to be that one?")
+    changed, _ = asked(ctx, "trust", link=row.link, name=agent, key=shown["now"])
+    return changed
+
+
+#: between two looks with --poll
+EVERY = "30s"
+
+
+@app.command("pause")
+def pause(
+    ctx: SpaceContext,
+    name: LinkArgument,
+    reason: Annotated[str, Option(help="Why, for whoever looks.")] = "paused by the operator",
+) -> None:
+    """Take nothing more in over a link until `resume`. What it shares, the other space still reads.
+
+    Examples:
+      tidings link pause acme
+      tidings link pause acme --reason "their agents flood general"
+    """
+    row = meant(ctx, name)
+    answer, by_worker = asked(ctx, "pause", link=row.link, reason=reason)
+    ctx.end_if_json({"link": row.link, "paused": reason, "was": answer["was"], "worker": by_worker})
+    output.say(
+        f"link with {name_of(row)} is paused: nothing comes in over it, and it goes on where it was when resumed"
+    )
+    output.hint(f"tidings link resume {name_of(row)}")
+
+
+@app.command("resume")
+def resume(ctx: SpaceContext, name: LinkArgument) -> None:
+    """Go on with a link that was paused, where it was.
+
+    Examples:
+      tidings link resume acme
+    """
+    row = meant(ctx, name)
+    answer, by_worker = asked(ctx, "resume", link=row.link)
+    ctx.end_if_json({"link": row.link, "was": answer["was"], "worker": by_worker})
+    was = "goes on" if answer["was"] is not None else "was not paused"
+    output.say(f"link with {name_of(row)} {was}")
+    if not by_worker:
+        output.say(NOBODY)
+    output.hint(f"tidings link show {name_of(row)} --follow")
+
+
+@app.command("remove")
+def remove(ctx: SpaceContext, name: LinkArgument, yes: YesOption = False) -> None:
+    """End a link on this side: nothing comes in, the other space reads nothing more, and its ledger is deleted.
+
+    Messages that came over it stay. The operator of the other space ends it there with the same command.
+
+    Examples:
+      tidings link remove acme
+      tidings link remove acme --yes
+    """
+    from tidings.admin.link_peers import LinkPeers
+    from tidings.admin.linking import Linker
+
+    row = meant(ctx, name)
+    output.confirm(yes, f"End the link with {name_of(row)}?")
+    # the user and the record first; then nothing is left that could start it again; then the ledger
+    ended = administer(ctx, "ending a link", lambda admin: Linker(admin).end(row.link))
+    LinkPeers.below(ctx.home).forget(row.link)
+    asked(ctx, "forget", link=row.link)
+    ctx.end_if_json({"link": row.link, "space": name_of(row), "state": ended.state})
+    output.say(
+        f"the link with {name_of(row)} is ended here: its user is cut, and nothing comes in. What came over it stays. "
+        "The operator of the other space should remove it there too"
+    )
+    if ended.state == "ending":
+        output.say("the steward does not answer: the record that says so is written when it does (`tidings status`)")
+    output.hint("tidings link list --all")
+
+
+@app.command("run")
+def run(
+    ctx: PlainSpaceContext,
+    poll: Annotated[bool, Option("--poll", help="Look every so often, instead of hearing of what is new.")] = False,
+    every: Annotated[str | None, Option(help=f"How often --poll looks: 30s, 5m, 1h ({EVERY}).", metavar="TIME")] = None,
+) -> None:
+    """Carry the links of a space in the foreground until Ctrl-C: the worker that `tidings up` starts, alone.
+
+    One worker carries at a time: start the space with `tidings up --no-links` first.
+
+    Examples:
+      tidings link run
+      tidings link run --poll --every 5m
+    """
+    ctx.home.read_info()
+    if every is not None and not poll:
+        raise UsageError(
+            "--every says how often --poll looks: say --poll too, or neither to hear of what is new at once"
+        )
+    pause = float(seconds("--every", every or EVERY)) if poll else None
+    if pause is not None and pause < 1:
+        raise UsageError("--every is at least a second")
+    asyncio.run(_run(ctx, pause))
+    output.say("links are not carried now; what was taken over stays, and the rest waits in the other spaces")
+
+
+async def _run(ctx: Context, every: float | None) -> None:
+    from tidings.links.replicator import Mode
+    from tidings.links.worker import LinkWorker
+
+    ctx.home.make()
+    worker = LinkWorker(ctx.home, mode=Mode(every), tell=output.say)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+    how = "hears of what is new" if every is None else f"looks every {every:.0f} s"
+    running = asyncio.create_task(worker.run())
+    ready = asyncio.create_task(worker.ready.wait())
+    await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if not running.done():
+        output.say(f"links of space {ctx.home.name} are carried; the worker {how}. Ctrl-C stops it.")
+    ready.cancel()
+    await running
+
+
+#: seconds in which a worker that was told to leave has done so
+LEAVING = 20.0
+DIFFERS = 3
+
+
+@app.command("verify")
+def verify(ctx: SpaceContext, name: LinkArgument) -> None:
+    """Compare what the other space shares with what came, by digests: equal, or what differs. Exit code 3 if it does.
+
+    Records that were left out or are in quarantine are accounted for. What is not here and should be is fetched by the
+    worker.
+
+    Examples:
+      tidings link verify acme
+      tidings link verify acme --json
+    """
+    row = meant(ctx, name)
+    try:
+        with output.working(f"comparing with {name_of(row)}"):
+            answer, by_worker = asked(ctx, "verify", link=row.link)
+    except BrokerUnreachable as error:
+        raise BrokerUnreachable(
+            f"{error}. The link with {name_of(row)} is compared while both spaces are up; what is new there comes by "
+            "itself once they are"
+        ) from error
+    if ctx.as_json:
+        output.data({"link": row.link, **answer})
+    else:
+        for words in link_words.verified(name_of(row), answer):
+            output.line(words)
+        if answer["lacking"] or answer["lost"]:
+            output.say("the worker fetches what is not here" if by_worker else NOBODY)
+    if not answer["equal"] or answer["lost"]:
+        raise typer.Exit(DIFFERS)
+    output.hint(f"tidings link show {name_of(row)}")
+
+
+@app.command("rebuild")
+def rebuild(
+    ctx: SpaceContext,
+    name: Annotated[
+        str | None,
+        Argument(
+            help="The other space as it is called here, or the link.", metavar="NAME", autocompletion=completion.links
+        ),
+    ] = None,
+    ledger: Annotated[bool, Option("--ledger", help="Begin a new ledger for all links, if it is damaged.")] = False,
+    yes: YesOption = False,
+) -> None:
+    """Forget how far a link is, and read all again that the other space still has.
+
+    Messages that are or were here do not come twice. Records in quarantine stay there and are tried again at once.
+    `--ledger` does it for all links, also when the ledger cannot be read: it is set aside as `links.db.aside`. Paused
+    links go on then, dropped records and messages removed by age come again, and the keys of linked agents are learnt
+    anew: look at `tidings link people`.
+
+    Examples:
+      tidings link rebuild acme --yes
+      tidings link rebuild --ledger
+    """
+    if bool(name) == ledger:
+        raise UsageError("say which link to read again, or --ledger for all of them, and not both")
+    if ledger:
+        _rebuild_all(ctx, yes=yes)
+        return
+    row = meant(ctx, name or "")
+    output.confirm(yes, f"Read everything of {name_of(row)} again?")
+    answer, by_worker = asked(ctx, "rebuild", link=row.link)
+    ctx.end_if_json({"link": row.link, **answer, "worker": by_worker})
+    kept = f"; {answer['quarantined']:,} in quarantine are tried again" if answer.get("quarantined") else ""
+    output.say(f"link with {name_of(row)} begins anew; it had handled {answer['handled']:,} of the other log{kept}")
+    if not by_worker:
+        output.say(NOBODY)
+    output.hint(f"tidings link show {name_of(row)} --follow")
+
+
+def _rebuild_all(ctx: Context, *, yes: bool) -> None:
+    from tidings.links.local_socket import ask
+    from tidings.links.store_file import set_ledger_aside
+
+    ctx.home.read_info()
+    output.confirm(yes, "Begin a new ledger, and read everything of all links again?")
+    with suppress(WorkerUnreachable):  # whoever keeps it running starts it again
+        asyncio.run(ask(ctx.home.link_socket, "leave", within=PATIENCE))
+    aside = set_ledger_aside(ctx.home, LEAVING)
+    ctx.end_if_json({"aside": str(aside) if aside is not None else None})
+    output.say(f"the ledger was set aside as {aside}" if aside is not None else "there was no ledger")
+    output.say("links are read again from their beginning; `tidings up` or `tidings link run` carries them")
+    output.hint("tidings link list")
+
+
+SeqArgument = Annotated[
+    int, Argument(help="Sequence of the record in the other log.", metavar="SEQ", callback=countable)
+]
+
+
+LifeOption = Annotated[int | None, Option("--life", help="Which of several records with this sequence; see `list`.")]
+
+
+class NameFirst(TyperGroup):
+    """`quarantine acme list` is the same as `quarantine list acme`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if len(args) > 1 and args[0] not in self.commands and args[1] in self.commands:
+            args = [args[1], args[0], *args[2:]]
+        return super().parse_args(ctx, args)
+
+
+quarantine = Group(
+    cls=NameFirst,
+    help="Records of a link that were received and not let in: look, try them again, or give them up.",
+)
+
+
+@quarantine.command("list")
+def quarantine_list(ctx: SpaceContext, name: LinkArgument, count: CountOption = 50) -> None:
+    """List the records of a link that were received and not let in, oldest first, and why.
+
+    Examples:
+      tidings link quarantine list acme
+      tidings link quarantine list acme -n 500 --json
+    """
+    row = meant(ctx, name)
+    answer, _ = asked(ctx, "quarantined", link=row.link, limit=count)
+    ctx.end_if_json(answer["records"])
+    rows = [
+        each
+        | {"record": f"{each['seq']} (life {each['life']})" if each["life"] else each["seq"]}
+        | {"sender": each["sender"][:12], "size": output.size(each["bytes"]), "since": output.age(each["since"])}
+        for each in answer["records"]
+    ]
+    columns = ("record", "reason", "channel", "sender", "size", "attempts", "since", "words")
+    output.table(columns, rows, empty=f"nothing of {name_of(row)} is in quarantine")
+    if answer["count"] > len(rows):
+        output.say(f"{answer['count'] - len(rows):,} more: `tidings link quarantine list {name_of(row)} -n 10000`")
+    output.hint(f"tidings link quarantine show {name_of(row)} SEQ" if rows else f"tidings link show {name_of(row)}")
+
+
+@quarantine.command("show")
+def quarantine_show(ctx: SpaceContext, name: LinkArgument, seq: SeqArgument, life: LifeOption = None) -> None:
+    """Show one record that was not let in, with its bytes.
+
+    Examples:
+      tidings link quarantine show acme 1204
+    """
+    row = meant(ctx, name)
+    record = asked(ctx, "quarantined_record", link=row.link, seq=seq, life=life)[0]["record"]
+    ctx.end_if_json(record)
+    payload = base64.b64decode(record.pop("payload"))
+    record["since"] = output.moment(record["since"])
+    record["said_at"] = output.moment(record["said_at"])
+    output.table(("what", "value"), record.items())
+    output.line()
+    output.line(_readable(payload))
+    output.hint(f"tidings link quarantine retry {name_of(row)} {seq}")
+
+
+def _readable(payload: bytes) -> str:
+    """What others wrote must not reach a terminal as commands to it."""
+    text = payload.decode("utf-8", "backslashreplace")
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+
+
+@quarantine.command("retry")
+def quarantine_retry(
+    ctx: SpaceContext,
+    name: LinkArgument,
+    seqs: Annotated[list[int] | None, Argument(help="Records; or --all.", metavar="SEQ", callback=countable)] = None,
+    every: Annotated[bool, Option("--all", help="All of them.")] = False,
+) -> None:
+    """Try records in quarantine again, now: perhaps what made them unfit is over.
+
+    Examples:
+      tidings link quarantine retry acme 1204 1205
+      tidings link quarantine retry acme --all
+    """
+    row = meant(ctx, name)
+    if bool(seqs) == every:
+        raise UsageError(f"say which records of {name_of(row)} to try, or --all")
+    answer, by_worker = asked(ctx, "retry", link=row.link, seqs=None if every else seqs)
+    ctx.end_if_json({"link": row.link, **answer, "worker": by_worker})
+    if not answer["count"]:
+        output.say(f"nothing of {name_of(row)} is in quarantine")
+        return
+    tried = f"{answer['count']:,} records of {name_of(row)} are tried again"
+    output.say(tried if by_worker else f"{tried} once a worker carries the link; {NOBODY}")
+    output.hint(f"tidings link quarantine list {name_of(row)}")
+
+
+@quarantine.command("drop")
+def quarantine_drop(
+    ctx: SpaceContext,
+    name: LinkArgument,
+    seq: SeqArgument,
+    reason: Annotated[str, Option(help="Why; it is kept with what was left out.")],
+    life: LifeOption = None,
+) -> None:
+    """Give up a record in quarantine for good; it is named as left out, with the reason.
+
+    Examples:
+      tidings link quarantine drop acme 1204 --reason "forged, says their operator"
+    """
+    row = meant(ctx, name)
+    answer, _ = asked(ctx, "drop", link=row.link, seq=seq, reason=reason, life=life)
+    ctx.end_if_json({"link": row.link, "seq": seq, **answer})
+    output.say(f"record {seq} of {name_of(row)} is given up; {answer['left']:,} are left in quarantine")
+    output.hint(f"tidings link quarantine list {name_of(row)}")
+
+
+app.add_typer(quarantine, name="quarantine")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from tidings.cli import output
@@ -76,12 +75,8 @@ def _is_over(link: Facts) -> bool:
     return link["until"] is not None and link["until"] <= time.time()
 
 
-def mapping(channels: Facts) -> str:
-    return ", ".join(theirs if theirs == ours else f"{theirs} as {ours}" for theirs, ours in channels.items()) or "-"
-
-
-def moment(seconds: float | None) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else "-"
+def mapping(channels: Facts, none: str = "-") -> str:
+    return ", ".join(theirs if theirs == ours else f"{theirs} as {ours}" for theirs, ours in channels.items()) or none
 
 
 def lag(link: Facts) -> str:
@@ -110,7 +105,7 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
     yield "link", link["link"]
     yield "space", f"{link['space'] or '-'}, {link['origin']}"
     yield "state", state(link)
-    yield "until", moment(link["until"]) if link["until"] else None
+    yield "until", output.moment(link["until"]) if link["until"] else None
     yield "takes in", mapping(link["channels"])
     for origin, channels in link["beyond"].items():
         yield f"from {link['behind'].get(origin) or origin[:12]} through it", mapping(channels)
@@ -249,7 +244,7 @@ def counted(counts: Facts) -> str:
 def event(said: Facts) -> str:
     """One line of `link show --follow`."""
     words = _EVENTS.get(said["event"])
-    return f"{moment(said.get('at'))}  {words(said) if words is not None else said['event']}"
+    return f"{output.moment(said.get('at'))}  {words(said) if words is not None else said['event']}"
 
 
 def _status(said: Facts) -> str:

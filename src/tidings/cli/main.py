@@ -13,8 +13,10 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from tidings.cli import about, output
+from tidings.cli.context import Group
 from tidings.errors import TidingsError
 
 #: what can be typed, by what people do: the name of a command, its module (of this package unless it has a dot), and
@@ -41,12 +43,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "See and be seen": {
         "who": ("people", "who"),
         "set-status": ("people", "set_status"),
-        "attention": ("attention", "attention"),
+        "attention": ("people", "attention"),
     },
     "Work": {
         "ask": ("tasks", "ask"),
         "result": ("tasks", "result"),
-        "work": ("work", "work"),
+        "work": ("tasks", "work"),
         "dead": ("tasks", "app"),
     },
     "This machine: outbox, inbox, coding agents": {
@@ -60,10 +62,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "accept": ("invitation", "accept"),
         "invitation": ("invitation", "app"),
         "link": ("link", "app"),
-        "keys": ("keys", "app"),
+        "keys": ("spaces", "keys"),
         "space": ("spaces", "app"),
         "pipeline": ("pipeline", "app"),
-        "logs": ("running", "logs"),
+        "logs": ("about", "logs"),
         "config": ("about", "config"),
         "wire": ("wire", "app"),
         "version": ("about", "version"),
@@ -74,7 +76,7 @@ ALL = tuple(name for group in COMMANDS.values() for name in group)
 
 def everything(
     show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=about.print_version)
+        bool, Option("--version", help="Print the version and end.", is_eager=True, callback=about.print_version)
     ] = False,
 ) -> None:
     pass
@@ -83,9 +85,8 @@ def everything(
 @functools.cache
 def command(names: tuple[str, ...] = ALL) -> Any:
     """What can be typed, or some of it, built once: all of it takes longer than most commands."""
-    app = typer.Typer(
+    app = Group(
         name="tidings",
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="A durable message mesh for AI agents.",

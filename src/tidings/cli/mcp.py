@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from tidings.cli import completion, output
-from tidings.cli.options import HomeOption, Place, SpaceOption, place
+from tidings.cli.context import Context, PlainSpaceContext
 from tidings.errors import HostUnreachable, PrerequisiteMissing, UsageError
 
 if TYPE_CHECKING:
@@ -26,19 +26,13 @@ LOOK_EVERY = 0.05
 
 
 def mcp(
-    agent: Annotated[
-        str | None,
-        typer.Option("--agent", help="Agent to be.", metavar="NAME", autocompletion=completion.agents),
-    ] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
+    ctx: PlainSpaceContext,
+    agent: Annotated[str | None, Option(help="Agent to be.", metavar="NAME", autocompletion=completion.agents)] = None,
     bundle: Annotated[
-        Path | None,
-        typer.Option("--bundle", help="Be the agent of this file, written by `agent export`.", metavar="FILE"),
+        Path | None, Option(help="Be the agent of this file from `agent export`.", metavar="FILE")
     ] = None,
     session_file: Annotated[
-        Path | None,
-        typer.Option("--session-file", help="Use the session in this file, and leave it open.", metavar="FILE"),
+        Path | None, Option(help="Use the session in this file; leave it open.", metavar="FILE")
     ] = None,
 ) -> None:
     """Serve the Model Context Protocol on standard input and output: for coding agents, not for people.
@@ -47,11 +41,8 @@ def mcp(
     ends when its client does; what it has claimed goes back. `docs/mcp.md` tells how to add it to your coding agent.
 
     Examples:
-
       tidings mcp --agent ada
-
       tidings mcp --agent ada --space lab
-
       tidings mcp --bundle ada.tidings.json
     """
     try:
@@ -60,15 +51,15 @@ def mcp(
     except ImportError as error:
         raise PrerequisiteMissing(f"{error.name} is not installed: pip install 'tidings[host,mcp]'") from error
     logging.basicConfig(level=logging.WARNING, format="tidings mcp: %(message)s", stream=sys.stderr)
-    where = place(space, home, agent)
-    if bundle is not None and (session_file is not None or agent is not None or space is not None):
+    ctx = ctx.at(acting_as=agent)
+    if bundle is not None and (session_file is not None or agent is not None or ctx.space is not None):
         raise UsageError(
             "--bundle says which agent of which space it is: give it without --agent, --space, --session-file"
         )
 
     async def run() -> None:
-        source = borrowed(session_file, agent) if session_file else await _own(where, bundle)
-        endpoint = HostEndpoint(lambda: running_host(where.settings.home), source)
+        source = borrowed(session_file, agent) if session_file else await _own(ctx, bundle)
+        endpoint = HostEndpoint(lambda: running_host(ctx.settings.home), source)
         await endpoint.open()
         output.say(f"tidings mcp: {endpoint.name} in {endpoint.space}")
         await serve(endpoint)
@@ -76,12 +67,12 @@ def mcp(
     asyncio.run(run())
 
 
-async def _own(where: Place, bundle: Path | None) -> SessionSource:
+async def _own(ctx: Context, bundle: Path | None) -> SessionSource:
     from tidings.admin.identity import Identity, bundle_identity, local_identity
     from tidings.client.host_session import ProvenSession
 
     async def identity() -> Identity:
-        return bundle_identity(bundle.absolute()) if bundle else await local_identity(where.home, where.agent)
+        return bundle_identity(bundle.absolute()) if bundle else await local_identity(ctx.home, ctx.agent)
 
     await identity()  # an agent that is not there is found before a host is started for it
     return ProvenSession(identity, receive=True, program="mcp")

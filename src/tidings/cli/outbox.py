@@ -4,51 +4,42 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from tidings.cli import completion, output
 from tidings.cli.connection import act_at_host, ask_host, outbox_in_file
-from tidings.cli.options import AsOption, CountOption, HomeOption, JsonOption, SpaceOption, countable, place
+from tidings.cli.context import AgentContext, Context, CountOption, Group, SpaceContext, countable
 from tidings.cli.talk import printable
 from tidings.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, help="What was handed to the host: list, show, send again, cancel, hold back.")
+app = Group(help="What was handed to the host: list, show, send again, cancel, hold back.")
 STATES = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
-MessageArgument = Annotated[str, typer.Argument(help="Id of the message.", metavar="ID")]
+MessageArgument = Annotated[str, Argument(help="Id of the message.", metavar="ID")]
 
 
 @app.command("list")
 def list_outbox(
+    ctx: AgentContext,
     state: Annotated[
-        str | None,
-        typer.Option(help=f"Only these: {', '.join(STATES)}.", autocompletion=completion.among(*STATES)),
+        str | None, Option(help=f"Only these: {', '.join(STATES)}.", autocompletion=completion.among(*STATES))
     ] = None,
     count: CountOption = 20,
-    before: Annotated[int | None, typer.Option(help="Only below this row.", metavar="ROW", callback=countable)] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
+    before: Annotated[int | None, Option(help="Only below this row.", metavar="ROW", callback=countable)] = None,
 ) -> None:
     """List what you handed to the host, newest first. If none runs it is read from its file.
 
     Examples:
-
       tidings outbox list
-
       tidings outbox list --state pending --json
     """
     if state is not None and state not in STATES:
         raise UsageError(f"--state is one of {', '.join(STATES)}, not {state!r}")
-    where = place(space, home, acting_as)
-    file = outbox_in_file(where)
+    file = outbox_in_file(ctx)
     if file is not None:
         rows = file.outbox(state, count, before)
     else:
-        rows = act_at_host(where, lambda agent: agent.outbox(state, count, before))
-    if as_json:
-        output.data(rows)
-        return
+        rows = act_at_host(ctx, lambda agent: agent.outbox(state, count, before))
+    ctx.end_if_json(rows)
     output.table(
         ("row", "id", "to", "state", "attempts", "accepted", "why"),
         [(row["row"], row["id"], _to(row), row["state"], row["attempts"], row["accepted"], _why(row)) for row in rows],
@@ -66,80 +57,52 @@ def _why(row: dict[str, Any]) -> str:
 
 
 @app.command("show")
-def show(
-    message: MessageArgument,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def show(ctx: AgentContext, message: MessageArgument) -> None:
     """Show one message you handed to the host: how far it is, why it waits, what replaced it.
 
     If no host runs it is read from its file: how far it was when the host ended.
 
     Example:
-
       tidings outbox show 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    where = place(space, home, acting_as)
-    file = outbox_in_file(where)
-    row = file.outbox_row(message) if file else act_at_host(where, lambda agent: agent.outbox_row(message))
-    if as_json:
-        output.data(row)
-        return
+    file = outbox_in_file(ctx)
+    row = file.outbox_row(message) if file else act_at_host(ctx, lambda agent: agent.outbox_row(message))
+    ctx.end_if_json(row)
     chain, waits = row.pop("chain"), row.pop("waits", [])
     row["to"], _ = _to(row), row.pop("to_name", None)
     facts = [(key, value) for key, value in row.items() if value not in (None, False)]
     facts += [("waits because", printable(each)) for each in waits]
     facts += [("replaced by" if each["row"] > row["row"] else "replaces", each["id"]) for each in chain[:20]]
     facts = [(what, value) for what, value in facts if (what, value) != ("replaces", row["id"])]
-    output.table(("what", "value"), facts, empty="")
+    output.table(("what", "value"), facts)
     output.hint(f"tidings outbox requeue {message}" if row["state"] in ("dead", "cancelled") else "tidings outbox list")
 
 
 @app.command("requeue")
-def requeue(
-    message: MessageArgument,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def requeue(ctx: AgentContext, message: MessageArgument) -> None:
     """Send a dead or cancelled message again, under a new id. Needs the host.
 
     Example:
-
       tidings outbox requeue 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    row = act_at_host(place(space, home, acting_as), lambda agent: agent.requeue(message))
-    if as_json:
-        output.data(row)
-        return
+    row = act_at_host(ctx, lambda agent: agent.requeue(message))
+    ctx.end_if_json(row)
     output.line(row["id"])
     output.say(f"stored again as {row['id']}, in place of {message}")
     output.hint(f"tidings outbox show {row['id']}")
 
 
 @app.command("cancel")
-def cancel(
-    message: MessageArgument,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def cancel(ctx: AgentContext, message: MessageArgument) -> None:
     """Do not send a message that has not left. Needs the host.
 
     One that is on its way may still arrive, and that is said.
 
     Example:
-
       tidings outbox cancel 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    row = act_at_host(place(space, home, acting_as), lambda agent: agent.cancel(message))
-    if as_json:
-        output.data(row)
-        return
+    row = act_at_host(ctx, lambda agent: agent.cancel(message))
+    ctx.end_if_json(row)
     if row["state"] == "cancelled":
         output.say(f"message {message} is cancelled")
     elif row["cancel_asked"]:
@@ -150,39 +113,27 @@ def cancel(
 
 
 @app.command("pause")
-def pause(
-    reason: Annotated[str | None, typer.Option(help="Why, for whoever looks.")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def pause(ctx: SpaceContext, reason: Annotated[str | None, Option(help="Why, for whoever looks.")] = None) -> None:
     """Hold everything for a space back until `resume`. It is still taken and stored.
 
     Examples:
-
       tidings outbox pause
-
       tidings outbox pause --space lab --reason 'on a plane'
     """
-    where = place(space, home).home
-    _show_held(where.name, ask_host(where.home, lambda host: host.pause(where.name, reason)), as_json)
+    _show_held(ctx, ask_host(ctx.home.home, lambda host: host.pause(ctx.home.name, reason)))
 
 
 @app.command("resume")
-def resume(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def resume(ctx: SpaceContext) -> None:
     """Let what is held back for a space leave.
 
     Example:
-
       tidings outbox resume --space lab
     """
-    where = place(space, home).home
-    _show_held(where.name, ask_host(where.home, lambda host: host.resume(where.name)), as_json)
+    _show_held(ctx, ask_host(ctx.home.home, lambda host: host.resume(ctx.home.name)))
 
 
-def _show_held(space: str, answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.data(answer)
-        return
-    output.say(f"the outbox of {space} {'is held back' if answer['paused'] else 'leaves again'}")
-    output.hint(f"tidings outbox resume --space {space}" if answer["paused"] else "tidings outbox list")
+def _show_held(ctx: Context, answer: dict[str, Any]) -> None:
+    ctx.end_if_json(answer)
+    output.say(f"the outbox of {ctx.home.name} {'is held back' if answer['paused'] else 'leaves again'}")
+    output.hint("tidings outbox resume" if answer["paused"] else "tidings outbox list")

@@ -11,9 +11,10 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
 
 from tidings.errors import UsageError
 from tidings.wire.records import seconds_of
@@ -26,6 +27,8 @@ COLOURS = {
     "offline": "dim",
 }
 
+
+Row: TypeAlias = Sequence[object] | Mapping[str, object]
 
 #: the flags of this command line that say where and as whom; commands that are named in words repeat them
 _given: dict[str, str] = {}
@@ -58,12 +61,13 @@ def cut(text: str, way: str) -> str:
     return f"{short}…\n[{len(text):,} characters in all: {as_typed(way)}]"
 
 
-def agreed(question: str) -> bool:
-    """Ask on the terminal. Whoever cannot be asked, as in a script, is told what to say instead."""
+def confirm(yes: bool, question: str) -> None:
+    """Ask on the terminal, unless --yes did; "no" ends the command with exit code 1. A script gets a UsageError."""
     import typer
 
     try:
-        return typer.confirm(question, err=True)
+        if not yes and not typer.confirm(question, err=True):
+            raise typer.Exit(1)
     except typer.Abort:
         if sys.stdin.isatty():  # Ctrl-C
             raise
@@ -120,16 +124,13 @@ def line(text: str = "") -> None:
     sys.stdout.write(text + "\n")
 
 
-def flush() -> None:
-    """What was printed goes out now: somebody follows."""
-    sys.stdout.flush()
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Rows for people: drawn on a terminal, tab-separated in a pipe."""
-    found = [[_cell(value) for value in row] for row in rows]
+def table(columns: Sequence[str], rows: Iterable[Sequence[object] | Mapping[str, object]], *, empty: str = "") -> None:
+    """Rows for people: drawn on a terminal, tab-separated in a pipe. Of a mapping the values named like the columns."""
+    named = ([row[name] for name in columns] if isinstance(row, Mapping) else row for row in rows)
+    found = [[_cell(value) for value in row] for row in named]
     if not found:
-        say(empty)
+        if empty:
+            say(empty)
         return
     if not sys.stdout.isatty():
         line("\t".join(columns))
@@ -169,6 +170,8 @@ def working(text: str) -> Iterator[None]:
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "-"
     return "-" if value in (None, "") else str(value)
@@ -182,6 +185,10 @@ def size(count: float | None) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
+
+
+def moment(seconds: float | None) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else "-"
 
 
 def age(moment: float | str | None, now: float | None = None) -> str:

@@ -1,27 +1,18 @@
-"""`who`, `dm`, `trace`: one agent to another."""
+"""`who`, `set-status`, `attention`, `dm`, `trace`: other agents, and what they see of you."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from tidings.cli import output
+from tidings.cli import completion, output
 from tidings.cli.completion import among
-from tidings.cli.connection import DirectOption, IdOption, act, act_at_host, chosen_id, show_receipt
-from tidings.cli.options import (
-    AgentArgument,
-    AsOption,
-    HomeOption,
-    JsonOption,
-    PriorityOption,
-    SpaceOption,
-    TextArgument,
-    duration,
-    place,
-)
+from tidings.cli.connection import IdOption, act, act_at_host, chosen_id, show_receipt
+from tidings.cli.context import AgentArgument, AgentContext, DirectContext, PriorityOption, TextArgument, duration
 from tidings.cli.talk import ReplyOption, checked_priority, checked_reply, printable, spoken
 from tidings.errors import TidingsError, UnreachableError, UsageError
 from tidings.wire.states import READER_STAGES, ReceiptStage
@@ -37,13 +28,7 @@ TOLD = ("kind", "sender", "to", "seq", "stage", "stages", "state", "cause", "wor
 STATUSES = ("idle", "working", "waiting")
 
 
-def who(
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def who(ctx: DirectContext) -> None:
     """List the agents of a space: who is here, what they do, when the others were last seen.
 
     Agents of linked spaces that share their roster come last, as name@space: mention them, or write to them, by that.
@@ -51,28 +36,23 @@ def who(
     While the space cannot be reached the host tells whom it last saw, with the status `unknown`, and that is said.
 
     Examples:
-
       tidings who
-
       tidings who --json
     """
-    where = place(space, home, acting_as)
-    found = act(where, lambda agent: agent.who(), direct=direct)
+    found = act(ctx, lambda agent: agent.who())
     if not (found.fresh or found):
-        raise UnreachableError(f"the host never saw who is in {where.home.name}: {found.reason}")
+        raise UnreachableError(f"the host never saw who is in {ctx.home.name}: {found.reason}")
     agents = sorted(found, key=lambda agent: (bool(agent.elsewhere), agent.status == "offline", agent.name))
-    if as_json:
-        output.data([asdict(agent) for agent in agents])
-    else:
-        columns = ("name", "status", "attention", "roles", "activity", "seen")
-        output.table(columns, map(_agent_row, agents), empty="nobody is in this space yet")
+    columns = ("name", "status", "attention", "roles", "activity", "seen")
+    everybody = [asdict(agent) for agent in agents]
+    ctx.show_rows(everybody, columns, map(_agent_row, agents), empty="nobody is in this space yet")
     if not found.fresh:
         output.say(f"note: these are the agents as last seen: {found.reason}")
     # Who looks at others should know that what was said may still be on its way.
     if found.delay:
         output.say(f"note: {found.delay}")
-    if not as_json:
-        other = next((agent.name for agent in agents if agent.name != where.agent), None)
+    if not ctx.as_json:
+        other = next((agent.name for agent in agents if agent.name != ctx.agent), None)
         output.hint(f"tidings dm {other} 'hello'" if other else "tidings agent add NAME")
 
 
@@ -84,30 +64,22 @@ def _agent_row(agent: Agent) -> tuple[object, ...]:
 
 
 def set_status(
+    ctx: AgentContext,
     status: Annotated[
-        str, typer.Argument(help="idle, working or waiting.", metavar="STATUS", autocompletion=among(*STATUSES))
+        str, Argument(help="idle, working or waiting.", metavar="STATUS", autocompletion=among(*STATUSES))
     ],
-    activity: Annotated[str | None, typer.Argument(help="What you do, in a line.", metavar="TEXT")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
+    activity: Annotated[str | None, Argument(help="What you do, in a line.", metavar="TEXT")] = None,
 ) -> None:
     """Say what you do, for whoever looks (`tidings who`). Needs the host, which stays connected for you.
 
     Examples:
-
       tidings set-status working 'reviewing the parser'
-
       tidings set-status idle --as bob
     """
     if status not in STATUSES:
         raise UsageError(f"a status is {', '.join(STATUSES)}, not {status!r}")
-    where = place(space, home, acting_as)
-    attached = act_at_host(where, lambda agent: agent.announce(status, activity))  # type: ignore[arg-type]
-    if as_json:
-        output.data({"status": status, "activity": activity, "attached": attached})
-        return
+    attached = act_at_host(ctx, lambda agent: agent.announce(status, activity))  # type: ignore[arg-type]
+    ctx.end_if_json({"status": status, "activity": activity, "attached": attached})
     output.say(f"{status}{': ' + printable(activity) if activity else ''}")
     if not attached:
         output.say("note: others see it while a program of yours is attached, such as `tidings inbox --follow`")
@@ -115,32 +87,25 @@ def set_status(
 
 
 def dm(
+    ctx: DirectContext,
     to: AgentArgument,
     text: TextArgument,
     priority: PriorityOption = "next",
     reply_to: ReplyOption = None,
-    wait: Annotated[str | None, typer.Option(help="Wait until it is delivered or read.", metavar="STAGE")] = None,
-    seconds: Annotated[float, typer.Option(help="How long to wait.", callback=duration)] = 30.0,
+    wait: Annotated[str | None, Option(help="Wait until it is delivered or read.", metavar="STAGE")] = None,
+    seconds: Annotated[float, Option(help="How long to wait.", callback=duration)] = 30.0,
     message_id: IdOption = None,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Write to one agent, sealed. It is kept until it is read.
 
     With the host it is `stored` at once and leaves by itself, `confirmed` once the space has it.
 
     Examples:
-
       tidings dm bob 'can you look at this?'
-
       tidings dm bob 'urgent' --priority now --wait read
     """
     if wait not in (None, *READER_STAGES):
         raise UsageError(f"--wait is delivered or read, not {wait!r}")
-    where = place(space, home, acting_as)
     words, wakes, chosen = spoken(text), checked_priority(priority), chosen_id(message_id)
     answers = checked_reply(reply_to)
 
@@ -151,9 +116,9 @@ def dm(
         reached = await agent.receipt(sent, wait, timeout=seconds)
         return replace(sent, stage=reached.stage, seq=reached.seq)
 
-    receipt = act(where, write, direct=direct)
-    if as_json or is_reached(receipt.stage, wait):
-        show_receipt(receipt, as_json=as_json)
+    receipt = act(ctx, write)
+    if ctx.as_json or is_reached(receipt.stage, wait):
+        show_receipt(ctx, receipt)
     _check_stage(receipt.id, receipt.stage, wait, seconds)
 
 
@@ -172,32 +137,24 @@ def _check_stage(message_id: str, stage: str, wait: str | None, seconds: float) 
 
 
 def trace(
-    message: Annotated[str, typer.Argument(help="Id of a message you sent or were sent.", metavar="ID")],
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
+    ctx: DirectContext,
+    message: Annotated[str, Argument(help="Id of a message you sent or were sent.", metavar="ID")],
 ) -> None:
     """Tell the life of one message: where it is stored, who got it, when.
 
     Example:
-
       tidings trace 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    where = place(space, home, acting_as)
-    found = act(where, lambda agent: agent.trace(message), direct=direct)
+    found = act(ctx, lambda agent: agent.trace(message))
     facts = {key: value for key, value in found.items() if key not in ("ok", "outbox")}
     is_known, owed = bool(facts["stored"] or facts["receipts"]), found.get("outbox")
     if owed and not is_known:
         output.say(f"note: it is {owed['state']} in the outbox of the host: `tidings outbox show {message}`")
-    if as_json:
-        output.data(facts)
-        return
+    ctx.end_if_json(facts)
     if not is_known and owed:
         return
     if not is_known:
-        output.say(f"nothing is known of {message}: it is not a message {where.agent} sent or was sent, or it is gone")
+        output.say(f"nothing is known of {message}: it is not a message {ctx.agent} sent or was sent, or it is gone")
         return
     for line in life_of(facts):
         output.line(printable(line))
@@ -236,3 +193,59 @@ def life_of(facts: dict[str, Any]) -> list[str]:
 
 def _plain(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+MODES = {
+    "open": "everything wakes it",
+    "dnd": "mentions, direct messages, tasks and what is urgent (now) wake it",
+    "focus": "mentions, direct messages and tasks wake it",
+}
+LEVELS = ("normal", "quiet", "muted")
+
+
+def attention(
+    ctx: DirectContext,
+    mode: Annotated[
+        str | None, Argument(help="open, dnd or focus.", metavar="MODE", autocompletion=completion.among(*MODES))
+    ] = None,
+    channel: Annotated[
+        tuple[str, str] | None,
+        Option("--channel", help="How loud a channel or pattern is.", metavar="CHANNEL normal|quiet|muted"),
+    ] = None,
+) -> None:
+    """Show or set what may wake an agent. It never decides what is kept: everything stays in the inbox.
+
+    The steward keeps it for the agent: its running programs take it over within a second, later ones begin with it. On
+    a muted channel nothing wakes; on a quiet one mentions and what is urgent do. Others see the mode only.
+
+    Examples:
+      tidings attention                                   show
+      tidings attention dnd --as bob                      bob, wherever it runs
+      tidings attention --channel team.builds muted
+      tidings attention open --channel 'team.>' quiet --json
+    """
+    if mode is not None and mode not in MODES:
+        raise UsageError(f"attention is {', '.join(MODES)}, not {mode!r}")
+    if channel is not None and channel[1] not in LEVELS:
+        raise UsageError(f"a channel is {', '.join(LEVELS)}, not {channel[1]!r}")
+    levels = {} if channel is None else {channel[0]: channel[1]}
+
+    def ask(agent: AgentInterface) -> Awaitable[dict[str, Any]]:
+        return agent.keep_attention(mode, levels) if mode or levels else agent.attention()  # type: ignore[arg-type]
+
+    answer = act(ctx, ask)
+    kept = answer["standing"] or {"mode": "open", "channels": {}}
+    ctx.end_if_json({**kept, "kept": answer["standing"] is not None, "running": answer["running"]})
+    _show(kept)
+    running = answer["running"]
+    if running is None:
+        output.say(f"{ctx.agent} does not run now; it begins with this when it does")
+    elif running != kept and not (mode or levels):
+        output.say(f"a program of {ctx.agent} runs and chose otherwise for itself: {running['mode']}")
+    output.hint("tidings who" if mode or levels else "tidings attention dnd")
+
+
+def _show(kept: dict[str, Any]) -> None:
+    rows = [("everything", kept["mode"], MODES[kept["mode"]])]
+    rows += [(pattern, level, "") for pattern, level in sorted(kept["channels"].items())]
+    output.table(("what", "level", "meaning"), rows)

@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from tidings.admin.home import SpaceHome
 from tidings.cli import output
-from tidings.cli.options import (
+from tidings.cli.context import (
     AgentArgument,
     ChannelArgument,
+    Context,
     CountOption,
-    HomeOption,
-    JsonOption,
-    Place,
-    SpaceOption,
+    Group,
+    OutputContext,
+    PlainSpaceContext,
+    SpaceContext,
     YesOption,
-    place,
 )
 from tidings.errors import ERRORS_BY_CODE, PrerequisiteMissing, TidingsError, UsageError
 
@@ -35,70 +36,53 @@ if TYPE_CHECKING:
     from tidings.delivery.ledger import LedgerPaths
     from tidings.model.deferred import Debt, Debts
 
-app = typer.Typer(no_args_is_help=True, help="Durable delivery: run it, watch it, mend it.")
+app = Group(help="Durable delivery: run it, watch it, mend it.")
 UNHEALTHY = 3
 
 CheckpointOption = Annotated[
-    str | None,
-    typer.Option(help="Folder or URI of the checkpoint; of the debts too, unless the lake is a URI.", metavar="PLACE"),
+    str | None, Option(help="Folder or URI of the checkpoint, and of debts if --lake is a folder.", metavar="PLACE")
 ]
 LakeOption = Annotated[
-    str | None,
-    typer.Option(help="Folder or URI of the tables: s3://, s3a://, abfss://, hdfs://, gs://.", metavar="PLACE"),
+    str | None, Option(help="Folder or URI of the tables (s3, s3a, abfss, hdfs, gs).", metavar="PLACE")
 ]
 StorageOption = Annotated[
     list[str] | None,
-    typer.Option(
-        help="An option of deltalake's for a lake in a store; may be repeated. Secrets belong into the environment "
-        "(AWS_*, AZURE_*).",
-        metavar="KEY=VALUE",
-    ),
+    Option(help="Option of deltalake; may be repeated. Put secrets into AWS_*, AZURE_*.", metavar="KEY=VALUE"),
 ]
 
 
 @app.command("run")
 def run(
-    master: Annotated[str, typer.Option(help="Spark master: local[N], spark://HOST:PORT, yarn.")] = "local[*]",
-    space: SpaceOption = None,
+    ctx: PlainSpaceContext,
+    master: Annotated[str, Option(help="Spark master: local[N], spark://HOST:PORT, yarn.")] = "local[*]",
     also: Annotated[
-        list[str] | None,
-        typer.Option(help="Another space to deliver for in the same Spark; may be repeated.", metavar="SPACE"),
+        list[str] | None, Option(help="Another space to deliver for; may be repeated.", metavar="SPACE")
     ] = None,
-    home: HomeOption = None,
-    url: Annotated[str | None, typer.Option(help="Broker, as every worker reaches it.", metavar="URL")] = None,
-    creds: Annotated[
-        Path | None, typer.Option(help="The pipeline's credential, a file of this machine.", metavar="PATH")
-    ] = None,
+    url: Annotated[str | None, Option(help="Broker, as every worker reaches it.", metavar="URL")] = None,
+    creds: Annotated[Path | None, Option(help="The pipeline's credential on this machine.", metavar="PATH")] = None,
     checkpoint: CheckpointOption = None,
     lake: LakeOption = None,
     storage: StorageOption = None,
-    memory: Annotated[str, typer.Option(help="Heap of the driver.")] = "700m",
-    conf: Annotated[
-        list[str] | None, typer.Option(help="Any setting of Spark; may be repeated.", metavar="KEY=VALUE")
-    ] = None,
+    memory: Annotated[str, Option(help="Heap of the driver.")] = "700m",
+    conf: Annotated[list[str] | None, Option(help="A setting of Spark; may be repeated.", metavar="KEY=VALUE")] = None,
 ) -> None:
     """Deliver in the foreground until Ctrl-C: the same job `tidings up` starts, on any Spark.
 
     Start the space with `tidings up --no-pipeline` first; one pipeline delivers at a time, a second one waits.
 
     Examples:
-
       tidings pipeline run --master local[2]
-
       tidings pipeline run --master spark://spark:7077 --checkpoint /shared/cp --lake /shared/lake
-
       tidings pipeline run --lake s3://team/tidings --storage AWS_REGION=eu-central-1
-
       tidings pipeline run --space main --also lab --also staging
     """
     from tidings.delivery.process import also_checked
     from tidings.delivery.storage import checked_storage
 
-    where = place(space, home)
-    where.home.read_info()
-    others = also_checked(where.home.name, also or (), url=url, creds=creds)
+    ctx.home.read_info()
+    others = also_checked(ctx.home.name, also or (), url=url, creds=creds)
     for name in others:
-        SpaceHome(where.home.home, name).read_info()
+        SpaceHome(ctx.home.home, name).read_info()
     places = {"--checkpoint": _place("--checkpoint", checkpoint), "--lake": _place("--lake", lake)}
     named = {"--url": url, "--creds": creds and str(creds.absolute()), **places}
     options = ["--master", master, "--memory", memory, *(word for name in others for word in ("--also", name))]
@@ -109,7 +93,7 @@ def run(
         if "=" not in each:
             raise UsageError(f"--conf {each!r} is not KEY=VALUE")
         options += ["--conf", each]
-    asyncio.run(_run(where, options))
+    asyncio.run(_run(ctx, options))
 
 
 def _place(option: str, text: str | None) -> str | None:
@@ -118,11 +102,11 @@ def _place(option: str, text: str | None) -> str | None:
     return checked_place(option, text) if text else None
 
 
-async def _run(where: Place, options: list[str]) -> None:
+async def _run(ctx: Context, options: list[str]) -> None:
     from tidings.supervisor.pipeline_process import PipelineProcess
 
-    where.home.make()
-    process = await PipelineProcess.start(where.home, options)
+    ctx.home.make()
+    process = await PipelineProcess.start(ctx.home, options)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -132,7 +116,7 @@ async def _run(where: Place, options: list[str]) -> None:
     try:
         async for said in process.lines():
             failed = said.get("error") or failed
-            name = said.get("space") or where.home.name
+            name = said.get("space") or ctx.home.name
             if said.get("ready"):
                 output.say(f"space {name}: durable delivery runs (pid {process.pid}). Ctrl-C stops it.")
             elif said.get("halted"):
@@ -157,50 +141,41 @@ async def _end_when(stopping: asyncio.Event, process: Any) -> None:
 
 @app.command("package")
 def package(
-    to: Annotated[
-        Path | None, typer.Option(help="Where to write it; a name that ends in .tar.gz.", metavar="FILE")
-    ] = None,
-    as_json: JsonOption = False,
+    ctx: OutputContext,
+    to: Annotated[Path | None, Option(help="Where to write it; a name that ends in .tar.gz.", metavar="FILE")] = None,
 ) -> None:
     """Build one archive of Tidings and what its pipeline needs, for a Spark whose machines have none of it.
 
     It is for machines of this platform with this version of Python. The command to run it with is printed.
 
     Examples:
-
       tidings pipeline package
-
       tidings pipeline package --to /shared/tidings.tar.gz
     """
     from tidings.delivery.package import build_package, default_name, platform_tag, submit_command
 
     built = build_package(to or Path(default_name()))
     facts = {"path": str(built.path), "bytes": built.bytes, "platform": platform_tag()}
-    if as_json:
-        output.data({**facts, "distributions": list(built.distributions)})
-        return
+    ctx.end_if_json({**facts, "distributions": list(built.distributions)})
     output.say(f"{built.path}: {built.bytes / 1e6:.0f} MB, {len(built.distributions)} packages, for {platform_tag()}")
     output.say(f"To deliver with it:\n\n{submit_command(built.path, 'spark://HOST:7077', 'main')}")
 
 
 @app.command("status")
-def status(space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def status(ctx: SpaceContext) -> None:
     """How durable delivery is. Exit code 3 if it should run and does not, or is more than a minute behind.
 
     In a space with `deliver=off` neither is a problem.
 
     Examples:
-
       tidings pipeline status
-
       tidings pipeline status --space lab --json
     """
     from tidings.supervisor.status import delivery
 
-    where = place(space, home)
-    where.home.read_info()
-    facts = asyncio.run(delivery(where.home))
-    output.data(facts) if as_json else _show(facts)
+    ctx.home.read_info()
+    facts = asyncio.run(delivery(ctx.home))
+    output.data(facts) if ctx.as_json else _show(facts)
     if not facts["answers"]:
         output.say(f"problem: {facts['why']}")
         raise typer.Exit(UNHEALTHY if facts["problems"] else 5)
@@ -226,7 +201,7 @@ def _show(facts: dict[str, Any]) -> None:
         ("last error", figures.get("last_error")),
         ("figures", f"{output.age(facts['figures_at'])} old" if facts["figures_at"] else "none yet"),
     ]
-    output.table(("what", "value"), rows, empty="")
+    output.table(("what", "value"), rows)
     for problem in facts["problems"]:
         output.say(f"problem: {problem}")
     if facts["mode"]:
@@ -234,9 +209,9 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _tables(where: Place, checkpoint: str | None, lake: str | None, storage: list[str] | None) -> Iterator[LedgerPaths]:
+def _tables(ctx: Context, checkpoint: str | None, lake: str | None, storage: list[str] | None) -> Iterator[LedgerPaths]:
     """Where the tables are; without what reads them, one sentence."""
-    where.home.read_info()
+    ctx.home.read_info()
     try:
         from tidings.delivery.ledger import LedgerPaths
         from tidings.delivery.storage import checked_storage
@@ -245,8 +220,8 @@ def _tables(where: Place, checkpoint: str | None, lake: str | None, storage: lis
             "reading the tables of the pipeline needs deltalake: `pip install 'tidings[spark]'`"
         ) from None
     yield LedgerPaths.below(
-        _place("--checkpoint", checkpoint) or where.home.checkpoint,
-        _place("--lake", lake) or where.home.lake,
+        _place("--checkpoint", checkpoint) or ctx.home.checkpoint,
+        _place("--lake", lake) or ctx.home.lake,
         checked_storage(storage or []),
     )
 
@@ -259,37 +234,27 @@ def _open_debts(paths: LedgerPaths) -> Debts:
 
 @app.command("debts")
 def debts(
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    checkpoint: CheckpointOption = None,
-    lake: LakeOption = None,
-    storage: StorageOption = None,
-    as_json: JsonOption = False,
+    ctx: SpaceContext, checkpoint: CheckpointOption = None, lake: LakeOption = None, storage: StorageOption = None
 ) -> None:
     """Who is owed messages that did not fit into its mailbox, since when, and why. They are paid as it reads.
 
     Examples:
-
       tidings pipeline debts
-
       tidings pipeline debts --lake s3://team/tidings --json
     """
-    where = place(space, home)
-    with _tables(where, checkpoint, lake, storage) as paths:
+    with _tables(ctx, checkpoint, lake, storage) as paths:
         found = sorted(_open_debts(paths).open.values(), key=lambda debt: debt.since_ns)
-    names = _names(where)
-    floor = _floor(where) if found else None
+    names = _names(ctx)
+    floor = _floor(ctx) if found else None
     rows = [_debt_row(debt, names, floor) for debt in found]
-    if as_json:
-        output.data(rows)
-        return
+    ctx.end_if_json(rows)
     shown = [
         (r["name"], r["owner"], r["channel"], r["after"], r["behind"], output.age(r["since"]), r["cause"]) for r in rows
     ]
     output.table(
         ("agent", "id", "channel", "delivered through", "behind", "since", "cause"),
         shown,
-        empty=f"nobody in space {where.home.name} is owed anything",
+        empty=f"nobody in space {ctx.home.name} is owed anything",
     )
     output.hint("tidings pipeline status")
 
@@ -306,18 +271,18 @@ def _debt_row(debt: Debt, names: dict[str, str], floor: int | None) -> dict[str,
     }
 
 
-def _names(where: Place) -> dict[str, str]:
+def _names(ctx: Context) -> dict[str, str]:
     from tidings.admin.agents import Ledger
 
-    return {row.id: row.name for row in Ledger(where.home.issued).rows()}
+    return {row.id: row.name for row in Ledger(ctx.home.issued).rows()}
 
 
-def _floor(where: Place) -> int | None:
+def _floor(ctx: Context) -> int | None:
     """How far delivery is, if the broker answers."""
     from tidings.delivery.status import look
 
     try:
-        return look(where.home).floor
+        return look(ctx.home).floor
     except TidingsError as error:
         output.say(f"note: how far behind is not known: {error}")
         return None
@@ -325,42 +290,36 @@ def _floor(where: Place) -> int | None:
 
 @app.command("cancel-debt")
 def cancel_debt(
+    ctx: SpaceContext,
     owner: AgentArgument,
     channel: ChannelArgument,
-    why: Annotated[str, typer.Option(help="Told to the agent.")] = "",
+    why: Annotated[str, Option(help="Told to the agent.")] = "",
     yes: YesOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
     checkpoint: CheckpointOption = None,
     lake: LakeOption = None,
     storage: StorageOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Give up what an agent is owed on a channel up to now; it is told which messages it will not get.
 
     Examples:
-
       tidings pipeline cancel-debt bob general
-
       tidings pipeline cancel-debt bob general --why "bob was rebuilt" --yes
     """
     from tidings.delivery.status import look
 
-    where = place(space, home)
-    with _tables(where, checkpoint, lake, storage) as paths:
+    with _tables(ctx, checkpoint, lake, storage) as paths:
         known = _open_debts(paths)
-    names = _names(where)
+    names = _names(ctx)
     debt = _the_debt(known, names, owner, channel)
-    through = look(where.home).floor
+    through = look(ctx.home).floor
     if through <= debt.after:
         raise UsageError(f"nothing of {channel} waits for {owner}: its debt is as good as paid")
     told = f"{debt.after + 1}..{through} of {channel} will not be delivered"
     cause = why or f"cancelled by {_operator()}"
     output.say(f"{names.get(debt.owner, debt.owner)} will be told with its next frame: {told} ({cause})")
-    if not yes and not output.agreed("Cancel it?"):
-        raise typer.Exit(1)
+    output.confirm(yes, "Cancel it?")
     _append_cancel(paths, known, debt, through, cause)
-    if as_json:
+    if ctx.as_json:
         output.data({"owner": debt.owner, "channel": channel, "first": debt.after + 1, "last": through, "cause": cause})
     output.hint("tidings pipeline debts")
 
@@ -390,32 +349,22 @@ def _append_cancel(paths: LedgerPaths, known: Debts, debt: Debt, through: int, c
 
 @app.command("quarantine")
 def quarantine(
-    count: CountOption = 50,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    lake: LakeOption = None,
-    storage: StorageOption = None,
-    as_json: JsonOption = False,
+    ctx: SpaceContext, count: CountOption = 50, lake: LakeOption = None, storage: StorageOption = None
 ) -> None:
     """Records of the log that are no message of anybody's, and why: nobody is shown them. Newest first.
 
     Examples:
-
       tidings pipeline quarantine
-
       tidings pipeline quarantine -n 10 --json
     """
-    where = place(space, home)
-    with _tables(where, None, lake, storage) as paths:
+    with _tables(ctx, None, lake, storage) as paths:
         from tidings.delivery.ledger import quarantined
 
         rows = quarantined(paths.quarantine, count, paths.storage)
-    if as_json:
-        output.data(rows)
-        return
+    ctx.end_if_json(rows)
     output.table(
         ("seq", "reason", "detail", "subject", "age"),
         [(r["seq"], r["reason"], r["detail"], r["subject"], output.age(r["at"])) for r in rows],
-        empty=f"nothing in space {where.home.name} was quarantined",
+        empty=f"nothing in space {ctx.home.name} was quarantined",
     )
     output.hint("tidings pipeline status")

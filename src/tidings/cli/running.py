@@ -8,129 +8,86 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
-from tidings.cli import completion, output
-from tidings.cli.amounts import byte_count
-from tidings.cli.options import AsOption, HomeOption, JsonOption, Place, SpaceOption, place
+from tidings.cli import output
+from tidings.cli.context import AgentContext, Context, PlainSpaceContext, byte_count
 from tidings.errors import ConfigError, TidingsError, UsageError
 
 DETACH_TIMEOUT = 180.0
 STOP_TIMEOUT = 120.0
-LOG_NAMES = ("broker", "steward", "pipeline", "spark", "links", "admin", "up")
 
 
 def up(
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    open_space: Annotated[
-        bool, typer.Option("--open", help="Programs of this user provision themselves on first use.")
-    ] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the space is ready.")] = False,
-    port: Annotated[int | None, typer.Option(help="Port of the broker; kept for later starts.")] = None,
+    ctx: PlainSpaceContext,
+    open_space: Annotated[bool, Option("--open", help="Your programs provision themselves on first use.")] = False,
+    detach: Annotated[bool, Option("--detach", "-d", help="Return once the space is ready.")] = False,
+    port: Annotated[int | None, Option(help="Port of the broker; kept for later starts.")] = None,
     listen: Annotated[
-        str | None,
-        typer.Option(
-            help="Address of this machine on which others reach the space, with TLS; kept. `off`: loopback only.",
-            metavar="ADDR[:PORT]",
-        ),
+        str | None, Option(help="Address for other machines, over TLS; kept. Or off.", metavar="ADDR[:PORT]")
     ] = None,
     ws: Annotated[
-        str | None,
-        typer.Option(
-            help="The same inside of websockets, on another port, for networks that let only the web out. Or `off`.",
-            metavar="ADDR[:PORT]",
-        ),
+        str | None, Option(help="The same for websockets, on another port. Or off.", metavar="ADDR[:PORT]")
     ] = None,
     cert: Annotated[
-        str | None,
-        typer.Option(
-            help="Certificate others are shown, by an authority they trust; kept. `off`: the space's own.",
-            metavar="FILE",
-        ),
+        str | None, Option(help="Certificate to show instead of the space's own; kept. Or off.", metavar="FILE")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Key of that certificate.", metavar="FILE")] = None,
-    budget: Annotated[str | None, typer.Option(help="Bytes the log may take, such as 500M or 4G; kept.")] = None,
-    nats_server: Annotated[str | None, typer.Option(help="nats-server binary to run.", metavar="PATH")] = None,
+    key: Annotated[str | None, Option(help="Key of that certificate.", metavar="FILE")] = None,
+    budget: Annotated[str | None, Option(help="Bytes the log may take, such as 500M or 4G; kept.")] = None,
+    nats_server: Annotated[str | None, Option(help="nats-server binary to run.", metavar="PATH")] = None,
     server: Annotated[
-        str | None,
-        typer.Option(
-            help="A NATS that others run (2.15 or newer, operator mode), instead of a broker of its own; kept.",
-            metavar="URL[,URL]",
-        ),
+        str | None, Option(help="A NATS (2.15, operator mode) that others run; kept.", metavar="URL[,URL]")
     ] = None,
-    replicas: Annotated[
-        int | None, typer.Option(help="Of each stream there: 1, 3 or 5. Unless you say, 3 on a cluster.")
-    ] = None,
+    replicas: Annotated[int | None, Option(help="Stream replicas there: 1, 3 or 5 (3 on a cluster).")] = None,
     sync_interval: Annotated[
-        int | None,
-        typer.Option(
-            help="`sync_interval` of those servers, in seconds, which they do not tell; else 120.", metavar="S"
-        ),
+        int | None, Option(help="`sync_interval` of those servers, in seconds (120).", metavar="S")
     ] = None,
     operator_key: Annotated[
-        str | None,
-        typer.Option(
-            help="Seed of an operator signing key of theirs: who is revoked is then cut at once. With --system-creds.",
-            metavar="FILE",
-        ),
+        str | None, Option(help="Operator signing key, to cut revoked agents at once.", metavar="FILE")
     ] = None,
     system_creds: Annotated[
-        str | None,
-        typer.Option(
-            help="Their user that may push the token of the agents' account, and nothing else.", metavar="FILE"
-        ),
+        str | None, Option(help="User that may push the token of the agents' account.", metavar="FILE")
     ] = None,
-    no_pipeline: Annotated[
-        bool, typer.Option("--no-pipeline", help="Leave durable delivery (Spark) out; messages wait in the log.")
-    ] = False,
+    no_pipeline: Annotated[bool, Option("--no-pipeline", help="Do not start durable delivery (Spark).")] = False,
     no_links: Annotated[
-        bool, typer.Option("--no-links", help="Do not carry what linked spaces share: `tidings link run` does.")
+        bool, Option("--no-links", help="Do not start the link worker: `tidings link run` does.")
     ] = False,
 ) -> None:
     """Start a space: its broker, its steward, durable delivery and its links. Creates it the first time.
 
     Examples:
-
       tidings up                         the space "main", in the foreground until Ctrl-C
-
       tidings up --detach                the same, in the background
-
       tidings up --space lab --open      another space, where your programs need no `agent add`
-
       tidings up --no-pipeline           without Spark: durable copies wait until it runs
-
       tidings up --listen 192.0.2.7      agents on other machines too, over TLS: `tidings agent export` for each
-
       tidings up --listen 0.0.0.0 --ws 0.0.0.0:8443      and inside of websockets, for networks with a web proxy only
-
       tidings up --listen 0.0.0.0 --cert broker.pem --key broker.key     with a certificate that you have
-
-      tidings up --space ops --server nats://n1:4222,nats://n2:4222      on a NATS that you run already: says what its
-      administrator must add, and refuses until it is there
-
-      tidings up --space ops --server nats://n1:4222 --operator-key op.nk --system-creds push.creds     the same, and
-      whoever is revoked is cut at once
+      tidings up --space ops --server nats://n1:4222,nats://n2:4222      on a NATS that you run already
+      tidings up --space ops --server nats://n1:4222 --operator-key op.nk --system-creds push.creds
     """
     if port is not None and not 1 <= port <= 65_535:
         raise UsageError(f"port {port} is not between 1 and 65535")
     left_out = {"pipeline": "off" if no_pipeline else None, "links": "off" if no_links else None}
-    where = place(space, home, nats_server=nats_server, budget=budget, listen=listen, ws=ws, **left_out)
-    for name, given in (("listen", listen), ("ws", ws)):
-        _check_listen(given if given is not None else where.settings[name] or "off")
-    certificate = _certificate(cert, key)
-    elsewhere = _elsewhere(server, replicas, sync_interval, operator_key, system_creds)
-    checked_budget(where)
+    ctx = ctx.at(flags={"nats_server": nats_server, "budget": budget, "listen": listen, "ws": ws, **left_out})
+    for name, address in (("listen", listen), ("ws", ws)):
+        _check_listen(address if address is not None else ctx.settings[name] or "off")
+    given: dict[str, Any] = {"open_space": open_space, "port": port, "certificate": _certificate(cert, key)}
+    given |= _elsewhere(server, replicas, sync_interval, operator_key, system_creds)
+    checked_budget(ctx)
     for name in left_out:
-        where.settings.switch(name)
-    where.home.check_free()
+        ctx.settings.switch(name)
+    ctx.home.check_free()
     if detach:
-        _detach(where, open_space=open_space, port=port, certificate=certificate, elsewhere=elsewhere)
+        _detach(ctx, **given)
     else:
-        asyncio.run(_foreground(where, open_space=open_space, port=port, certificate=certificate, elsewhere=elsewhere))
+        asyncio.run(_foreground(ctx, given))
 
 
 def _elsewhere(
@@ -174,45 +131,35 @@ def _check_listen(wanted: str) -> None:
         parse_listen(wanted)
 
 
-def checked_budget(where: Place) -> int | None:
+def checked_budget(ctx: Context) -> int | None:
     from tidings.server.streams import MIN_BUDGET
 
-    text = where.settings["budget"]
+    text = ctx.settings["budget"]
     wanted = byte_count("budget", text) if text else None
     if wanted is not None and wanted < MIN_BUDGET:
         raise UsageError(f"a budget of {wanted} bytes is too small: at least {MIN_BUDGET}, such as 500M")
     return wanted
 
 
-async def _foreground(
-    where: Place,
-    *,
-    open_space: bool,
-    port: int | None,
-    certificate: tuple[str, str] | None,
-    elsewhere: dict[str, Any],
-) -> None:
+async def _foreground(ctx: Context, given: dict[str, Any]) -> None:
     from tidings.supervisor.children import log_to
     from tidings.supervisor.supervisor import Supervisor, UpOptions
 
-    where.home.make()
-    log_to(where.home.logs / "up.log")
+    ctx.home.make()
+    log_to(ctx.home.logs / "up.log")
     options = UpOptions(
-        person=where.agent,
-        open_space=open_space,
-        port=port,
-        budget=checked_budget(where),
-        nats_server=where.settings["nats_server"] or None,
-        listen=where.settings["listen"] or None,
-        ws=where.settings["ws"] or None,
-        certificate=certificate,
-        lease_ttl=where.settings.number("lease_ttl") or 3.0,
-        presence=where.settings.number("presence") or 25.0,
-        pipeline=where.settings.switch("pipeline"),
-        links=where.settings.switch("links"),
-        **elsewhere,
+        person=ctx.agent,
+        budget=checked_budget(ctx),
+        nats_server=ctx.settings["nats_server"] or None,
+        listen=ctx.settings["listen"] or None,
+        ws=ctx.settings["ws"] or None,
+        lease_ttl=ctx.settings.number("lease_ttl") or 3.0,
+        presence=ctx.settings.number("presence") or 25.0,
+        pipeline=ctx.settings.switch("pipeline"),
+        links=ctx.settings.switch("links"),
+        **given,
     )
-    supervisor = Supervisor(where.home, options, tell=output.say)
+    supervisor = Supervisor(ctx.home, options, tell=output.say)
     running = asyncio.create_task(supervisor.run())
     stopping = False
 
@@ -226,7 +173,7 @@ async def _foreground(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop)
-    announced = asyncio.create_task(_announce(where))
+    announced = asyncio.create_task(_announce(ctx))
     try:
         await running
     except asyncio.CancelledError:
@@ -236,28 +183,19 @@ async def _foreground(
         announced.cancel()
 
 
-async def _announce(where: Place) -> None:
-    while where.home.read_state().get("phase") != "ready" or where.home.read_state().get("pid") != os.getpid():
+async def _announce(ctx: Context) -> None:
+    while ctx.home.read_state().get("phase") != "ready" or ctx.home.read_state().get("pid") != os.getpid():
         await asyncio.sleep(0.1)
-    info = where.home.read_info()
-    output.say(f"space {info.name} is up at {info.addresses}; you are {where.agent}. Ctrl-C stops it.")
-    output.hint(f"tidings status{_space_flag(where)}")
-
-
-def _space_flag(where: Place) -> str:
-    return "" if where.home.name == "main" else f" --space {where.home.name}"
+    info = ctx.home.read_info()
+    output.say(f"space {info.name} is up at {info.addresses}; you are {ctx.agent}. Ctrl-C stops it.")
+    output.hint("tidings status")
 
 
 def _detach(
-    where: Place,
-    *,
-    open_space: bool,
-    port: int | None,
-    certificate: tuple[str, str] | None,
-    elsewhere: dict[str, Any],
+    ctx: Context, *, open_space: bool, port: int | None, certificate: tuple[str, str] | None, **elsewhere: Any
 ) -> None:
-    where.home.make()
-    command = [sys.executable, "-m", "tidings.cli", "up", "--space", where.home.name, "--home", str(where.home.home)]
+    ctx.home.make()
+    command = ["up", "--space", ctx.home.name, "--home", str(ctx.home.home)]
     command += ["--open"] if open_space else []
     command += ["--port", str(port)] if port else []
     if certificate is not None:
@@ -267,109 +205,117 @@ def _detach(
     if elsewhere["operator_key"]:
         command += ["--operator-key", elsewhere["operator_key"][0], "--system-creds", elsewhere["operator_key"][1]]
     # the child stands elsewhere, so a tidings.toml here would not be read again: it gets every setting as it is now
-    resolved = {f"TIDINGS_{each.name.upper()}": each.value for each in where.settings.all() if each.value}
-    said = where.home.logs / "up.out"
-    with _opened(where, said) as file:
+    resolved = {f"TIDINGS_{each.name.upper()}": each.value for each in ctx.settings.all() if each.value}
+
+    def is_ready(pid: int) -> bool:
+        state = ctx.home.read_state()
+        return state.get("pid") == pid and state.get("phase") == "ready"
+
+    space, said = f"space {ctx.home.name}", ctx.home.logs / "up.out"
+    pid = start_process(space, command, said, is_ready, lambda words: _why_it_ended(ctx, words), env=resolved)
+    info = ctx.home.read_info()
+    output.say(f"space {info.name} is up at {info.addresses} (pid {pid}); you are {ctx.agent}")
+    if info.replicas > 1:
+        from tidings.admin.external import danger_of_replicas
+
+        output.say(danger_of_replicas(info))
+    pipeline = ctx.home.read_state().get("pipeline") or {}
+    if pipeline.get("phase") == "unavailable":
+        output.say(str(pipeline["why"]))
+    output.hint("tidings status")
+
+
+def start_process(
+    what: str,
+    command: Sequence[str],
+    said: Path,
+    is_ready: Callable[[int], bool],
+    explain: Callable[[str], str],
+    *,
+    env: Mapping[str, str] = MappingProxyType({}),
+    within: float = DETACH_TIMEOUT,
+) -> int:
+    """Runs `tidings` with `command` in the background and waits until `is_ready` says so. Returns its process id.
+
+    What it prints goes to the file `said`. If it ends early, `explain` makes an error of its last line.
+    """
+    try:
+        file = said.open("w")
+    except OSError as error:
+        raise ConfigError(f"{what} did not start: cannot write {said}: {error.strerror}") from error
+    with file:
         child = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "tidings.cli", *command],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
             start_new_session=True,
             cwd="/",
-            env=os.environ | resolved,
+            env=os.environ | env,
         )
+    deadline = time.monotonic() + within
     try:
-        with output.working(f"starting space {where.home.name}"):
-            _wait_until_ready(where, child, said)
+        with output.working(f"starting {what}"):
+            while not is_ready(child.pid):
+                if child.poll() is not None:
+                    last = (said.read_text().strip().splitlines() or [""])[-1]
+                    ended = TidingsError(explain(last.removeprefix("tidings: ")))
+                    ended.exit_code = child.returncode or 1  # type: ignore[misc]
+                    raise ended
+                if time.monotonic() > deadline:
+                    raise TidingsError(f"{what} was not ready within {within:.0f} s; see {said.with_suffix('.log')}")
+                time.sleep(0.05)
     except BaseException:
         if child.poll() is None:
             child.terminate()
             child.wait(STOP_TIMEOUT)
         raise
-    info = where.home.read_info()
-    output.say(f"space {info.name} is up at {info.addresses} (pid {child.pid}); you are {where.agent}")
-    if info.replicas > 1:
-        from tidings.admin.external import danger_of_replicas
-
-        output.say(danger_of_replicas(info))
-    pipeline = where.home.read_state().get("pipeline") or {}
-    if pipeline.get("phase") == "unavailable":
-        output.say(str(pipeline["why"]))
-    output.hint(f"tidings status{_space_flag(where)}")
+    return child.pid
 
 
-def _opened(where: Place, path: Path) -> IO[str]:
+def stop_process(what: str, pid: int, is_locked: Callable[[], bool], within: float = STOP_TIMEOUT) -> None:
+    """Ends a process of this user, and waits until it is gone and has left its lock."""
     try:
-        return path.open("w")
-    except OSError as error:
-        raise ConfigError(f"space {where.home.name} did not start: cannot write {path}: {error.strerror}") from error
+        os.kill(pid, signal.SIGTERM)
+    except PermissionError as error:
+        raise ConfigError(f"{what} runs as another user (pid {pid}); stop it as that user") from error
+    except ProcessLookupError:
+        pass
+    deadline = time.monotonic() + within
+    with output.working(f"stopping {what}"):
+        while is_locked() or _lives(pid):
+            if time.monotonic() > deadline:
+                raise TidingsError(f"{what} (pid {pid}) did not stop within {within:.0f} s")
+            time.sleep(0.05)
 
 
-def _wait_until_ready(where: Place, child: subprocess.Popen[bytes], said: Path) -> None:
-    deadline = time.monotonic() + DETACH_TIMEOUT
-    while time.monotonic() < deadline:
-        state = where.home.read_state()
-        if state.get("pid") == child.pid and state.get("phase") == "ready":
-            return
-        if child.poll() is not None:
-            error = TidingsError(_why_it_ended(where, said.read_text()))
-            error.exit_code = child.returncode or 1  # type: ignore[misc]
-            raise error
-        time.sleep(0.05)
-    raise TidingsError(f"space {where.home.name} was not ready within {DETACH_TIMEOUT:.0f} s; see `tidings logs up`")
-
-
-def _why_it_ended(where: Place, said: str) -> str:
+def _why_it_ended(ctx: Context, words: str) -> str:
     """Its last words; on a full disk it could not write any, or not to their end."""
     from tidings.server.disk import DiskReserve
 
-    words = (said.strip().splitlines() or [""])[-1].removeprefix("tidings: ")
-    room = DiskReserve(where.home.store).look()
+    room = DiskReserve(ctx.home.store).look()
     if room.is_short:
-        return f"space {where.home.name} did not start: {room}; make room and start it again" + (
-            words and f" ({words})"
-        )
-    return words or f"space {where.home.name} did not start and said nothing: `tidings logs up{_space_flag(where)}`"
+        return f"space {ctx.home.name} did not start: {room}; make room and start it again" + (words and f" ({words})")
+    return words or f"space {ctx.home.name} did not start and said nothing: `tidings logs up`"
 
 
-def down(space: SpaceOption = None, home: HomeOption = None) -> None:
+def down(ctx: PlainSpaceContext) -> None:
     """Stop a space that is running. What it holds stays on disk.
 
     Examples:
-
       tidings down
-
       tidings down --space lab
     """
     from tidings.util.private_files import lock_pid
 
-    where = place(space, home)
-    where.home.read_info()
-    pid = lock_pid(where.home.up_lock)
+    ctx.home.read_info()
+    pid = lock_pid(ctx.home.up_lock)
     if pid is None:
-        output.say(f"space {where.home.name} is not running")
+        output.say(f"space {ctx.home.name} is not running")
         return
-    try:
-        os.kill(pid, signal.SIGTERM)
-    except PermissionError as error:
-        raise ConfigError(f"space {where.home.name} runs as another user (pid {pid}); stop it as that user") from error
-    except ProcessLookupError:
-        pass
-    with output.working(f"stopping space {where.home.name}"):
-        _wait_until_gone(where, pid)
-    output.say(f"space {where.home.name} is down")
-    output.hint(f"tidings up --detach{_space_flag(where)}")
-
-
-def _wait_until_gone(where: Place, pid: int) -> None:
-    from tidings.util.private_files import lock_pid
-
-    deadline = time.monotonic() + STOP_TIMEOUT
-    while lock_pid(where.home.up_lock) is not None or _lives(pid):
-        if time.monotonic() > deadline:
-            raise TidingsError(f"space {where.home.name} (pid {pid}) did not stop within {STOP_TIMEOUT:.0f} s")
-        time.sleep(0.05)
+    stop_process(f"space {ctx.home.name}", pid, lambda: lock_pid(ctx.home.up_lock) is not None)
+    output.say(f"space {ctx.home.name} is down")
+    output.hint("tidings up --detach")
 
 
 def _lives(pid: int) -> bool:
@@ -380,29 +326,24 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def status(
-    space: SpaceOption = None, home: HomeOption = None, acting_as: AsOption = None, as_json: JsonOption = False
-) -> None:
+def status(ctx: AgentContext) -> None:
     """Every fact of a space with its age. Exit code 0 only when it is healthy.
 
     Examples:
-
       tidings status
-
       tidings status --space lab --json
     """
     from tidings.supervisor.status import collect
 
-    where = place(space, home, acting_as)
-    where.home.read_info()
-    if acting_as is not None and not where.home.agent_creds(where.agent).exists():
+    ctx.home.read_info()
+    if ctx.acting_as is not None and not ctx.home.agent_creds(ctx.agent).exists():
         raise UsageError(
-            f"there is no agent {where.agent} of space {where.home.name} here to ask as: `--as` names another, "
+            f"there is no agent {ctx.agent} of space {ctx.home.name} here to ask as: `--as` names another, "
             "`tidings agent list` shows them"
         )
-    facts = _with_host(asyncio.run(collect(where.home, where.agent)), _host(where))
-    facts = _with_links(facts, where)
-    output.data(facts) if as_json else _show_status(facts)
+    facts = _with_host(asyncio.run(collect(ctx.home, ctx.agent)), _host(ctx))
+    facts = _with_links(facts, ctx)
+    output.data(facts) if ctx.as_json else _show_status(facts)
     if facts["exit_code"]:
         raise typer.Exit(facts["exit_code"])
     output.hint("tidings who")
@@ -420,29 +361,29 @@ def _with_host(facts: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
     return facts | {"host": host, "healthy": False, "problems": problems, "exit_code": code}
 
 
-def _with_links(facts: dict[str, Any], where: Place) -> dict[str, Any]:
+def _with_links(facts: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Links that should be carried and are not make a space unhealthy; one that waits for another space does not."""
-    from tidings.cli.link_status import look
+    from tidings.cli.link_asking import summarise_links
     from tidings.supervisor.status import UNHEALTHY
 
-    links = look(where, facts["supervisor"]["running"])
+    links = summarise_links(ctx, facts["supervisor"]["running"])
     failing = links.pop("problems")
     problems, code = [*facts["problems"], *failing], facts["exit_code"] or (UNHEALTHY if failing else 0)
     return facts | {"links": links, "healthy": not problems, "problems": problems, "exit_code": code}
 
 
-def _host(where: Place) -> dict[str, Any]:
+def _host(ctx: Context) -> dict[str, Any]:
     """What is to be said of the host."""
     from tidings.cli.host import failures, look, outbox_words
 
-    facts = look(where.home.home)
-    mine = next((each for each in facts.get("spaces", []) if each["space"] == where.home.name), None)
+    facts = look(ctx.home.home)
+    mine = next((each for each in facts.get("spaces", []) if each["space"] == ctx.home.name), None)
     said = outbox_words(mine["outbox"]) if mine else "works for nobody in this space"
     notices = sum(agent["notices"] for agent in mine["agents"]) if mine else 0
     said += f", {notices} unread notices: `tidings inbox --unread`" if notices else ""
     silent = "not running" if facts["pid"] is None else f"pid {facts['pid']}, DOES NOT ANSWER"
     words = f"pid {facts['pid']}, {said}" if facts["runs"] else silent
-    failing = failures(facts, where.home.name) if facts["runs"] else facts["problems"] if facts["pid"] else []
+    failing = failures(facts, ctx.home.name) if facts["runs"] else facts["problems"] if facts["pid"] else []
     told = {"said": words, "notices": notices, "problems": facts["problems"], "failures": failing}
     return {"runs": facts["runs"], "pid": facts["pid"], **told}
 
@@ -465,10 +406,10 @@ def _show_status(facts: dict[str, Any]) -> None:
     if facts["links"]["said"]:
         rows.append(("links", facts["links"]["said"], output.age(now, now)))
     rows.append(("host", facts["host"]["said"], output.age(now, now)))
-    output.table(("what", "value", "age"), rows, empty="")
+    output.table(("what", "value", "age"), rows)
     if steward["answers"]:
         output.line()
-        output.table(("stream", "records", "bytes", "limit", "consumers"), _stream_rows(steward), empty="")
+        output.table(("stream", "records", "bytes", "limit", "consumers"), _stream_rows(steward))
     for problem in facts["problems"]:
         output.say(f"problem: {problem}")
     if facts["pipeline"].get("mode"):
@@ -540,44 +481,3 @@ def _stream_rows(steward: dict[str, Any]) -> list[tuple[object, ...]]:
         (name, each["messages"], output.size(each["bytes"]), output.size(each["limit"]), each["consumers"])
         for name, each in steward["streams"].items()
     ]
-
-
-def logs(
-    which: Annotated[
-        str, typer.Argument(help=f"One of {', '.join(LOG_NAMES)}.", autocompletion=completion.among(*LOG_NAMES))
-    ] = "steward",
-    lines: Annotated[
-        int, typer.Option("-n", "--lines", help="How many lines from the end.", min=0, max=1_000_000)
-    ] = 50,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-) -> None:
-    """Show a log file of a space: broker, steward, pipeline, spark, links, admin or up. `-f` goes on when it
-    rotates.
-
-    Examples:
-
-      tidings logs
-
-      tidings logs broker -n 200
-
-      tidings logs steward -f
-    """
-    from tidings.cli.following import follow as followed
-    from tidings.cli.following import last_lines
-
-    if which not in LOG_NAMES:
-        raise UsageError(f"there is no log {which!r}; one of {', '.join(LOG_NAMES)}")
-    where = place(space, home)
-    where.home.read_info()
-    path = where.home.logs / f"{which}.log"
-    if not path.exists():
-        output.say(f"{path} was not written yet")
-    try:
-        for text in followed(path, lines) if follow else last_lines(path, lines):
-            output.line(text)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        output.say("stopped")
-    output.hint(f"tidings status{_space_flag(where)}")

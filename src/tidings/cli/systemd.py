@@ -171,11 +171,8 @@ def remove(unit: Unit) -> Iterator[str]:
 
 
 def _answers() -> bool:
-    return shutil.which("systemctl") is not None and _systemctl("is-system-running").stdout.strip() not in (
-        "",
-        "offline",
-        "unknown",
-    )
+    silent = ("", "offline", "unknown")
+    return shutil.which("systemctl") is not None and _systemctl("is-system-running").stdout.strip() not in silent
 
 
 def _is_active(unit: Unit) -> bool:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Awaitable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from tidings.cli import completion, output
-from tidings.cli.amounts import moment
-from tidings.cli.connection import DirectOption, IdOption, act, chosen_id, direct_session, show_receipt
-from tidings.cli.options import (
+from tidings.cli.connection import IdOption, act, chosen_id, direct_session, show_receipt
+from tidings.cli.context import (
     PRIORITIES,
-    AsOption,
+    AgentContext,
     ChannelArgument,
-    HomeOption,
-    JsonOption,
+    Context,
+    DirectContext,
     PriorityOption,
-    SpaceOption,
     TextArgument,
     countable,
-    place,
+    moment,
 )
 from tidings.errors import DeniedError, StewardUnreachable, UsageError
 from tidings.wire.message import is_message_id
@@ -36,8 +33,8 @@ if TYPE_CHECKING:
     from tidings.client.membership import Joined
     from tidings.client.notices import Notice
 
-WholeOption = Annotated[bool, typer.Option("--whole", help="Do not cut long texts on a terminal.")]
-ReplyOption = Annotated[str | None, typer.Option("--reply-to", help="Id of the message this answers.", metavar="ID")]
+WholeOption = Annotated[bool, Option("--whole", help="Do not cut long texts on a terminal.")]
+ReplyOption = Annotated[str | None, Option("--reply-to", help="Id of the message this answers.", metavar="ID")]
 #: messages that `history --since` shows at most, unless told
 SINCE_COUNT = 1_000
 
@@ -66,30 +63,23 @@ def checked_reply(given: str | None) -> str | None:
 
 
 def send(
+    ctx: DirectContext,
     channel: ChannelArgument,
     text: TextArgument,
-    mention: Annotated[list[str] | None, typer.Option("--mention", "-m", help="Agent to wake.")] = None,
+    mention: Annotated[list[str] | None, Option("--mention", "-m", help="Agent to wake.")] = None,
     priority: PriorityOption = "next",
     reply_to: ReplyOption = None,
-    context: Annotated[str | None, typer.Option(help="Conversation this belongs to.")] = None,
+    context: Annotated[str | None, Option(help="Conversation this belongs to.")] = None,
     message_id: IdOption = None,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Post to a channel. Prints the id once the log has it, or the host.
 
     With the host it is `stored` at once and leaves by itself, `confirmed` once the log has it; --direct goes without.
 
     Examples:
-
       tidings send general 'the build is green' --mention bob
-
       git log -1 | tidings send deploys -
     """
-    where = place(space, home, acting_as)
     words, wakes, chosen = spoken(text), checked_priority(priority), chosen_id(message_id)
     answers, mentions = checked_reply(reply_to), tuple(mention or ())
 
@@ -98,114 +88,78 @@ def send(
             channel, words, mentions=mentions, priority=wakes, reply_to=answers, context=context, id=chosen
         )
 
-    show_receipt(act(where, say, direct=direct), as_json=as_json)
+    show_receipt(ctx, act(ctx, say))
     output.hint(f"tidings history {channel}")
 
 
-def join(
-    channel: ChannelArgument,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def join(ctx: DirectContext, channel: ChannelArgument) -> None:
     """Become a member of a channel or pattern: from then on its messages are owed to you.
 
     Through the host they come into your inbox: it receives as you from then on, and a program of the same agent that is
     receiving is superseded, and told so.
 
     Examples:
-
       tidings join general
-
       tidings join 'team.>' --as bob
     """
-    where = place(space, home, acting_as)
 
     async def become(agent: AgentInterface) -> Joined:
         joined = await agent.join(channel)
         if joined.state == "live" and agent.via == "direct":
             # an endpoint that stays up, as the host's does, completes it later; this command ends here
-            raise StewardUnreachable(f"{where.agent} did not join {channel}: {joined.reason}; see `tidings status`")
+            raise StewardUnreachable(f"{ctx.agent} did not join {channel}: {joined.reason}; see `tidings status`")
         return joined
 
     # what is owed from now on is to come into the inbox, also of an agent that never looked into it
-    joined = act(where, become, direct=direct, receive=True)
-    if as_json:
-        output.data({name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")})
-        return
-    output.say(f"{where.agent} is in {channel} ({joined.state} at {joined.seq}, {joined.cls})")
+    joined = act(ctx, become, receive=True)
+    ctx.end_if_json({name: getattr(joined, name) for name in ("channel", "state", "seq", "durable", "reason", "cls")})
+    output.say(f"{ctx.agent} is in {channel} ({joined.state} at {joined.seq}, {joined.cls})")
     if joined.reason:
         output.say(f"note: {joined.reason}")
     output.hint(f"tidings tail {channel}")
 
 
-def leave(
-    channel: ChannelArgument,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def leave(ctx: DirectContext, channel: ChannelArgument) -> None:
     """Leave a channel or pattern. What was owed before is still delivered.
 
     Example:
-
       tidings leave general
     """
-    where = place(space, home, acting_as)
-    left = act(where, lambda agent: agent.leave(channel), direct=direct)
-    if as_json:
-        output.data({"state": left.state, "seq": left.seq, "still_covered_by": list(left.still_covered_by)})
-        return
-    output.say(f"{where.agent} {'left' if left.state == 'left' else 'was not in'} {channel}")
+    left = act(ctx, lambda agent: agent.leave(channel))
+    ctx.end_if_json({"state": left.state, "seq": left.seq, "still_covered_by": list(left.still_covered_by)})
+    output.say(f"{ctx.agent} {'left' if left.state == 'left' else 'was not in'} {channel}")
     if left.still_covered_by:
         output.say(f"note: {', '.join(left.still_covered_by)} still covers it")
     output.hint("tidings channels list")
 
 
 def history(
+    ctx: DirectContext,
     channel: ChannelArgument,
     count: Annotated[
-        int | None, typer.Option("-n", "--count", help="At most this many (20; 1000 with --since).", callback=countable)
+        int | None, Option("-n", "--count", help="How many (20; 1000 with --since).", callback=countable)
     ] = None,
-    before: Annotated[
-        int | None, typer.Option(help="Only below this sequence.", metavar="SEQ", callback=countable)
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(help="Nothing older: 90m, 12h, 7d, or a time such as 2026-11-16T09:00.", metavar="WHEN"),
-    ] = None,
+    before: Annotated[int | None, Option(help="Only below this sequence.", metavar="SEQ", callback=countable)] = None,
+    since: Annotated[str | None, Option(help="Nothing older: 90m, 12h, 7d, 2026-11-16T09:00.", metavar="WHEN")] = None,
     whole: WholeOption = False,
-    direct: DirectOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show what was said in a channel, the newest last.
 
     Examples:
-
       tidings history general
-
       tidings history general --since 2h
-
       tidings history general -n 200 --before 1000 --json
     """
-    where = place(space, home, acting_as)
     output.show_whole(whole)
     oldest = moment("--since", since) if since is not None else None
     count = (20 if oldest is None else SINCE_COUNT) if count is None else count
 
-    found = act(where, lambda agent: agent.history(channel, count, before=before), direct=direct)
+    found = act(ctx, lambda agent: agent.history(channel, count, before=before))
     if missing := found.missing(channel):
         output.say(f"note: {missing}")
     recent = [each for each in found if oldest is None or each.time_ns / 1e9 >= oldest.timestamp()]
     for message in reversed(recent):
-        show_message(message, as_json=as_json)
+        show_message(ctx, message)
     if oldest is not None and recent and len(recent) == count:
         output.say(
             f"note: these are the newest {count}; there may be more since then: -n, or --before {recent[-1].seq}"
@@ -214,24 +168,14 @@ def history(
 
 
 def tail(
+    ctx: AgentContext,
     channels: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Channels or patterns.",
-            metavar="CHANNEL...",
-            autocompletion=completion.channels,
-            callback=lambda named: [unmarked(each) for each in named or ()],
-        ),
+        Argument(help="Channels or patterns.", metavar="CHANNEL...", autocompletion=completion.channels),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything you may read.")] = False,
-    count: Annotated[
-        int | None, typer.Option("--count", help="Stop after this many messages.", callback=countable)
-    ] = None,
+    everything: Annotated[bool, Option("--all", help="Everything you may read.")] = False,
+    count: Annotated[int | None, Option("--count", help="Stop after this many messages.", callback=countable)] = None,
     whole: WholeOption = False,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    acting_as: AsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Watch messages as they come, without joining. Ctrl-C stops.
 
@@ -239,28 +183,25 @@ def tail(
     what is watched is nobody's mail. It takes no message from an inbox, and no session from a program that receives.
 
     Examples:
-
       tidings tail general 'team.>'
-
       tidings tail --all --json
     """
-    where = place(space, home, acting_as)
     output.show_whole(whole)
     if bool(channels) == everything:
         raise UsageError("name the channels to watch, or --all for everything you may read; one of the two")
 
     async def watch() -> None:
-        async with direct_session(where) as endpoint:
-            wanted = list(channels or ()) or (await endpoint.access())["read"]
+        async with direct_session(ctx) as endpoint:
+            wanted = [unmarked(each) for each in channels or ()] or (await endpoint.access())["read"]
             if not wanted:
-                raise DeniedError(f"{where.agent} may read nothing: `tidings agent access {where.agent}` shows it")
+                raise DeniedError(f"{ctx.agent} may read nothing: `tidings agent access {ctx.agent}` shows it")
             for pattern in wanted:
                 await endpoint.watch(pattern)
-            endpoint.on("notice", lambda notice: show_notice(notice, as_json=as_json))
+            endpoint.on("notice", lambda notice: show_notice(ctx, notice))
             output.say(f"watching {', '.join(wanted)}; Ctrl-C stops")
             seen = 0
             async for message in endpoint.messages():
-                show_message(message, as_json=as_json)
+                show_message(ctx, message)
                 seen += 1
                 if count is not None and seen >= count:
                     return
@@ -271,34 +212,25 @@ def tail(
         output.say("stopped")
 
 
-def show_notice(notice: Notice, *, as_json: bool) -> None:
+def show_notice(ctx: Context, notice: Notice) -> None:
     """What this agent is told that is no message, among those it is about."""
-    if as_json:
-        output.line(json.dumps({"kind": "notice", "text": notice.text, "notice": notice.facts()}))
-    else:
-        where = f" #{printable(notice.channel)}" if notice.channel else ""
-        output.line(f"{datetime.now(UTC).astimezone():%H:%M:%S} notice{where}: {printable(notice.text)}")
-    sys.stdout.flush()
+    where = f" #{printable(notice.channel)}" if notice.channel else ""
+    text = f"{datetime.now(UTC).astimezone():%H:%M:%S} notice{where}: {printable(notice.text)}"
+    ctx.stream({"kind": "notice", "text": notice.text, "notice": notice.facts()}, text)
 
 
-def show_message(message: Incoming, *, as_json: bool) -> None:
+def show_message(ctx: Context, message: Incoming) -> None:
     """One message: a line of JSON, or a line for people. What others wrote is shown as data, control characters out."""
     from tidings.client.message_json import SAID, message_json, sender_json
 
-    if as_json:
-        facts = message_json(message)
-        output.line(json.dumps({name: facts[name] for name in SAID}))
-        sys.stdout.flush()
-        return
+    facts = message_json(message)
     when = datetime.fromtimestamp(message.time_ns / 1e9, UTC).astimezone()
     place_name = f"#{message.channel}" if message.channel else "direct"
     # further lines are set in, so that nobody's text can pass for a message of somebody else
     way = f"tidings history {message.channel} --before {message.seq + 1} -n 1 --whole"
-    text = output.cut(message.text, way) if message.channel else message.text
-    words = printable(text).replace("\n", "\n    ")
+    words = printable(output.cut(message.text, way) if message.channel else message.text).replace("\n", "\n    ")
     by = writer(sender_json(message.sender.id, message.sender.name, message.claims))
-    output.line(f"{when:%H:%M:%S} {place_name} {by}: {words}")
-    sys.stdout.flush()
+    ctx.stream({name: facts[name] for name in SAID}, f"{when:%H:%M:%S} {place_name} {by}: {words}")
 
 
 def writer(sender: dict[str, Any]) -> str:

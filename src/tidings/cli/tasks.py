@@ -1,59 +1,66 @@
-"""`tidings ask` and `tidings dead`: tasks from the command line. Working on them is in `work.py`."""
+"""`ask`, `result`, `dead` and `work`: tasks from the command line.
+
+Through the host a worker has a session of its own: the host beats for what it holds while the worker says that it
+lives, and gives the task back when the session ends. If the host goes away the work goes on without it; what was held
+then is given back by the host, or by its silence.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import os
 import re
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from tidings.cli import output
-from tidings.cli.connection import DirectOption, IdOption, act, chosen_id, direct_session
-from tidings.cli.options import (
-    AsOption,
-    HomeOption,
-    JsonOption,
-    Place,
+from tidings.cli import completion, output
+from tidings.cli.connection import IdOption, act, chosen_id, direct_session, host_session
+from tidings.cli.context import (
+    AgentContext,
+    Context,
+    DirectContext,
+    Group,
     RoleArgument,
-    SpaceOption,
     TextArgument,
     YesOption,
     duration,
-    place,
 )
-from tidings.cli.talk import spoken
-from tidings.errors import HostUnreachable, TidingsError, UnknownMessage, UnreachableError, UsageError
+from tidings.cli.talk import spoken, writer
+from tidings.errors import (
+    ConflictError,
+    HostUnreachable,
+    OutcomeUnknown,
+    TidingsError,
+    UnknownMessage,
+    UnreachableError,
+    UsageError,
+)
 from tidings.wire.message import is_message_id
 from tidings.wire.states import TaskStatus
 
 if TYPE_CHECKING:
     from tidings.client.interface import AgentInterface
-    from tidings.client.tasks import TaskResult, TaskTicket
+    from tidings.client.tasks import Job, TaskResult, TaskTicket
 
-app = typer.Typer(no_args_is_help=True, help="Tasks that nobody could finish: look at them, try again, drop them.")
-WaitOption = Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the result.", callback=duration)]
-LetterArgument = Annotated[
-    str, typer.Argument(help="Number of the task, or name of the message, from `tidings dead list`.", metavar="LETTER")
-]
+app = Group(help="Tasks that nobody could finish: look at them, try again, drop them.")
+WaitOption = Annotated[float, Option("--wait", "-w", help="Seconds to wait for the result.", callback=duration)]
+LetterArgument = Annotated[str, Argument(help="Task or message, as `tidings dead list` shows it.", metavar="LETTER")]
 
 
 def ask(
+    ctx: DirectContext,
     role: RoleArgument,
     text: TextArgument,
     wait: WaitOption = 0.0,
     deadline: Annotated[
-        float | None,
-        typer.Option("--deadline", help="Seconds from now after which nobody may finish it.", callback=duration),
+        float | None, Option(help="Seconds after which nobody may finish it.", callback=duration)
     ] = None,
     message_id: IdOption = None,
-    direct: DirectOption = False,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Ask any one holder of a role to do something; of a role of a linked space, too, as `reviewer@acme`.
 
@@ -61,16 +68,12 @@ def ask(
     another space is sealed for those who hold the role there now, and waits here while that space is away.
 
     Examples:
-
       tidings ask reviewer 'is the change in src/ right?'
-
       tidings ask reviewer 'look at it' --wait 600 --deadline 3600
-
       tidings ask reviewer@acme 'would you?' --wait 600        in a linked space (`tidings link set acme --tasks`)
     """
-    where = place(space, home, acting_as)
     words, chosen = spoken(text), chosen_id(message_id)
-    where.check()
+    ctx.check()
 
     async def queue(agent: AgentInterface) -> tuple[TaskTicket, TaskResult]:
         ticket = await agent.ask(role, words, deadline=deadline, id=chosen)
@@ -89,37 +92,30 @@ def ask(
             return ticket, TaskResult("stored")
 
     with output.working(f"waiting for a {role}") if wait else nullcontext():
-        ticket, found = act(where, queue, direct=direct)
+        ticket, found = act(ctx, queue)
     facts = {"id": ticket.id, "seq": ticket.seq or None, "role": role, "warnings": list(ticket.warnings)}
-    _show_asked(facts | {"stage": ticket.receipt.stage}, found, wait, as_json)
+    _show_asked(ctx, facts | {"stage": ticket.receipt.stage}, found, wait)
 
 
 def result(
-    task: Annotated[str, typer.Argument(help="Id of a task you asked.", metavar="ID")],
+    ctx: DirectContext,
+    task: Annotated[str, Argument(help="Id of a task you asked.", metavar="ID")],
     wait: WaitOption = 0.0,
-    direct: DirectOption = False,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Print the result of a task you asked, by the id that `tidings ask` printed.
 
     As long as there is none, nothing is printed on standard output and this ends with 1.
 
     Examples:
-
       tidings result 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
-
       tidings result 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f --wait 600
     """
     if not is_message_id(task):
         raise UsageError(f"a task is named by the id that `tidings ask` printed, not {task!r}")
-    where = place(space, home, acting_as)
-    where.check()
+    ctx.check()
     with output.working("waiting for the result") if wait else nullcontext():
-        found = act(where, lambda agent: agent.task(task, wait), direct=direct)
-    if as_json:
+        found = act(ctx, lambda agent: agent.task(task, wait))
+    if ctx.as_json:
         output.data(_facts_of(task, found))
     elif found.state == TaskStatus.DONE:
         output.line(found.text)
@@ -148,9 +144,9 @@ def _check_done(task: str, result: TaskResult, wait: float) -> None:
     )
 
 
-def _show_asked(facts: dict[str, Any], result: TaskResult, wait: float, as_json: bool) -> None:
+def _show_asked(ctx: Context, facts: dict[str, Any], result: TaskResult, wait: float) -> None:
     state, task = result.state, facts["id"]
-    if as_json:
+    if ctx.as_json:
         output.data(facts | _facts_of(task, result))
     elif state == TaskStatus.DONE or not wait:
         output.line(result.text if state == TaskStatus.DONE else task)
@@ -166,134 +162,81 @@ def on_a_line(text: str) -> str:
 
 
 @app.command("list")
-def list_dead(
-    acting_as: AsOption = None, space: SpaceOption = None, home: HomeOption = None, as_json: JsonOption = False
-) -> None:
+def list_dead(ctx: AgentContext) -> None:
     """List dead letters: tasks you asked or your roles could do, and messages your programs gave up on.
 
     Examples:
-
       tidings dead list
-
       tidings dead list --as bob --json
     """
-    where = place(space, home, acting_as)
-    answer = _call(where, "list")
+    answer = _call(ctx, "list")
     found, mail = answer["dead"], answer["mail"]
-    if as_json:
-        output.data([*found, *mail])
-        return
+    ctx.end_if_json([*found, *mail])
     if mail:
         _list_mail(mail, is_all=not found)
     if not found and mail:
         return
-    output.table(
-        ("seq", "role", "asker", "cause", "attempts", "age", "reason"),
-        [
-            (
-                each["seq"],
-                each["role"],
-                each["asker_name"] or each["asker"],
-                each["cause"],
-                each["attempts"],
-                output.age(each["at"]),
-                on_a_line(each["reasons"][-1]) if each["reasons"] else "",
-            )
-            for each in found
-        ],
-        empty="there are no dead letters",
-    )
+    rows = [
+        each | {"asker": each["asker_name"] or each["asker"], "age": output.age(each["at"]), "reason": _reason(each)}
+        for each in found
+    ]
+    columns = ("seq", "role", "asker", "cause", "attempts", "age", "reason")
+    output.table(columns, rows, empty="there are no dead letters")
     output.hint(f"tidings dead show {found[0]['seq']}" if found else "tidings who")
 
 
+def _reason(dead: dict[str, Any]) -> str:
+    return on_a_line(dead["reasons"][-1]) if dead["reasons"] else ""
+
+
 def _list_mail(mail: list[dict[str, Any]], *, is_all: bool) -> None:
-    output.table(
-        ("letter", "from", "channel", "tries", "age", "state", "error"),
-        [
-            (
-                each["letter"],
-                each["sender_name"] or each["sender"],
-                each["channel"] or "",
-                each["attempts"],
-                output.age(each["at"]),
-                each["state"],
-                on_a_line(each["error"]),
-            )
-            for each in mail
-        ],
-        empty="",
-    )
+    shown = [each | {"from": each["sender_name"] or each["sender"], "age": output.age(each["at"])} for each in mail]
+    rows = [each | {"error": on_a_line(each["error"])} for each in shown]
+    output.table(("letter", "from", "channel", "attempts", "age", "state", "error"), rows)
     if is_all:
         output.hint(f"tidings dead show {mail[0]['letter']}")
 
 
 @app.command("show")
-def show_dead(
-    letter: LetterArgument,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def show_dead(ctx: AgentContext, letter: LetterArgument) -> None:
     """Show a dead letter: what was asked or said, who tried, why it failed.
 
     Examples:
-
       tidings dead show 42
-
       tidings dead show direct-17
     """
-    found = _call(place(space, home, acting_as), "show", **_which(letter))
+    found = _call(ctx, "show", **_which(letter))
     record, text = found.pop("record"), found.pop("text", None)
     payload = (
         text if text is not None else base64.b64decode(record["payload"]).decode(errors="replace") if record else None
     )
-    if as_json:
-        output.data({**{key: value for key, value in found.items() if key != "ok"}, "payload": payload})
-        return
+    ctx.end_if_json({**{key: value for key, value in found.items() if key != "ok"}, "payload": payload})
     rows = [(key, value) for key, value in found.items() if key != "ok"]
-    output.table(("what", "value"), [*rows, ("payload", on_a_line(payload or ""))], empty="")
+    output.table(("what", "value"), [*rows, ("payload", on_a_line(payload or ""))])
     output.hint(f"tidings dead {'drop' if '@' in found.get('role', '') else 'retry'} {letter}")
 
 
 @app.command("retry")
-def retry_dead(
-    letter: LetterArgument,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def retry_dead(ctx: AgentContext, letter: LetterArgument) -> None:
     """Try a dead letter again: a task by its workers, a message by the program that receives for you.
 
     Examples:
-
       tidings dead retry 42
-
       tidings dead retry channel-117
     """
-    _report(letter, _call(place(space, home, acting_as), "retry", **_which(letter)), as_json)
+    _report(ctx, letter, _call(ctx, "retry", **_which(letter)))
 
 
 @app.command("drop")
-def drop_dead(
-    letter: LetterArgument,
-    yes: YesOption = False,
-    acting_as: AsOption = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def drop_dead(ctx: AgentContext, letter: LetterArgument, yes: YesOption = False) -> None:
     """Drop a dead letter for good.
 
     Example:
-
       tidings dead drop 42 --yes
     """
     which = _which(letter)
-    if not yes and not output.agreed(f"Drop {letter}? What was asked or said is gone then."):
-        raise typer.Exit(1)
-    _report(letter, _call(place(space, home, acting_as), "drop", **which), as_json)
+    output.confirm(yes, f"Drop {letter}? What was asked or said is gone then.")
+    _report(ctx, letter, _call(ctx, "drop", **which))
 
 
 def _which(letter: str) -> dict[str, Any]:
@@ -305,20 +248,120 @@ def _which(letter: str) -> dict[str, Any]:
     return {"seq": int(letter)} if letter.isdigit() else {"letter": letter}
 
 
-def _report(letter: str, answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.data({key: answer[key] for key in ("seq", "letter", "state") if key in answer})
-    else:
-        output.say(f"{'task ' if letter.isdigit() else ''}{letter} is {answer['state']}")
-        output.hint("tidings dead list")
+def _report(ctx: Context, letter: str, answer: dict[str, Any]) -> None:
+    ctx.end_if_json({key: answer[key] for key in ("seq", "letter", "state") if key in answer})
+    output.say(f"{'task ' if letter.isdigit() else ''}{letter} is {answer['state']}")
+    output.hint("tidings dead list")
 
 
-def _call(where: Place, do: str, **arguments: Any) -> dict[str, Any]:
+def _call(ctx: Context, do: str, **arguments: Any) -> dict[str, Any]:
     """To the space itself: what is sealed is opened with the agent's key."""
-    where.check()
+    ctx.check()
 
     async def ask() -> dict[str, Any]:
-        async with direct_session(where) as endpoint:
+        async with direct_session(ctx) as endpoint:
             return await endpoint.dead_letters(do, **arguments)
 
     return asyncio.run(ask())
+
+
+OUTPUT_CHARACTERS = 60_000
+#: what a command is told of its task, and `--json` prints
+TASK_FIELDS = ("seq", "role", "attempt", "deadline", "asker", "text", "message")
+
+
+def work(
+    ctx: DirectContext,
+    role: Annotated[str, Option("--role", help="Role whose tasks to take.", autocompletion=completion.roles)],
+    execute: Annotated[
+        str | None, Option("--exec", help="Command to run for each task; else the first is shown only.")
+    ] = None,
+    once: Annotated[bool, Option("--once", help="End after one task.")] = False,
+) -> None:
+    """Work on the tasks of a role: a command for each, one at a time. Ctrl-C stops, and gives back what is held.
+
+    The command gets the task as JSON on standard input, its text in TIDINGS_TEXT, who asked in TIDINGS_ASKER (the name
+    of its access record, whatever the task says) and TIDINGS_ASKER_ID (its verified id). If it ends with 0 its output
+    is the result; otherwise the task is tried again, with the last line of its errors as reason.
+    An agent holds one task at a time, whichever of its programs has it.
+
+    Examples:
+      tidings work --role reviewer --exec './review.sh'
+      tidings work --role reviewer --exec 'wc -w' --once
+    """
+    ctx.check()
+
+    async def all_tasks() -> None:
+        async with aclosing(_each_task(ctx, role)) as tasks:
+            async for job in tasks:
+                facts = _job_facts(job)
+                if ctx.as_json:
+                    output.line(json.dumps(facts))
+                else:
+                    by = f"{writer(facts['asker'])} (attempt {facts['attempt']})"
+                    output.say(f"task {facts['seq']} from {by}: {on_a_line(facts['text'])}")
+                if execute is None:
+                    await job.put_back()
+                    output.say("it was only shown, and is queued again; no attempt was made")
+                    return
+                await _execute(job, facts, execute)
+                if once:
+                    return
+
+    try:
+        asyncio.run(all_tasks())
+    except KeyboardInterrupt:
+        output.say("stopped; a task that was held is given back")
+    output.hint("tidings dead list")
+
+
+async def _each_task(ctx: Context, role: str) -> AsyncGenerator[Job, None]:
+    """Through the host, in a session of its own that ends with it; without it, if none runs or it goes away."""
+    async with host_session(ctx, own="tidings work") as agent:
+        if agent is not None:
+            try:
+                async with aclosing(agent.work(role)) as jobs:  # type: ignore[type-var]
+                    async for job in jobs:
+                        yield job
+            except (HostUnreachable, OutcomeUnknown) as error:
+                # a claim without an answer: a host that stops gives back what it took
+                output.say(f"note: {error}; going without it")
+    async with direct_session(ctx, presence=True) as endpoint, aclosing(endpoint.work(role)) as jobs:  # type: ignore[type-var]
+        async for job in jobs:
+            yield job
+
+
+def _job_facts(job: Job) -> dict[str, Any]:
+    from tidings.client.message_json import job_json
+
+    facts = job_json(job)
+    return {name: facts[name] for name in TASK_FIELDS}
+
+
+async def _execute(job: Job, facts: dict[str, Any], command: str) -> None:
+    environment = {
+        **os.environ,
+        "TIDINGS_TEXT": facts["text"].replace("\0", "")[:100_000],
+        "TIDINGS_ASKER": facts["asker"]["name"],
+        "TIDINGS_ASKER_ID": facts["asker"]["id"],
+        "TIDINGS_ATTEMPT": str(facts["attempt"]),
+    }
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_shell(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+    try:
+        out, err = await process.communicate(json.dumps(facts).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+    try:
+        if process.returncode == 0:
+            await job.done(out.decode(errors="replace").rstrip("\n")[:OUTPUT_CHARACTERS])
+            output.say(f"task {facts['seq']} is done")
+        else:
+            said = err.decode(errors="replace").strip().splitlines()
+            state = await job.fail(said[-1] if said else f"the command ended with {process.returncode}")
+            output.say(f"task {facts['seq']} failed and is {state}")
+    except (ConflictError, UnknownMessage) as error:
+        output.say(f"note: {error}")
+    except (HostUnreachable, OutcomeUnknown) as error:
+        output.say(f"note: task {facts['seq']} is settled, or another worker gets it: {error}")

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from tidings.cli import output
-from tidings.cli.options import HomeOption, JsonOption, SpaceOption, place
+from tidings.cli.context import Context, Group, SpaceContext
 from tidings.errors import MalformedRecord, TidingsError, UsageError, WireError
 from tidings.wire import message as messages
 from tidings.wire import records, rulings, seal, signing
@@ -30,7 +31,7 @@ from tidings.wire.subjects import Chat, Control, Direct, Parsed, Ruling, Subject
 if TYPE_CHECKING:
     from tidings.wire.signing import KeyPair
 
-app = typer.Typer(no_args_is_help=True, help="For clients in other languages: check what they write (docs/wire.md).")
+app = Group(help="For clients in other languages: check what they write (docs/wire.md).")
 REFUSED = 1
 _PROTOCOL = (b"HPUB ", b"PUB ", b"HMSG ", b"MSG ")
 _BLOCK = b"NATS/1.0"
@@ -75,39 +76,28 @@ class CheckResult:
 
 @app.command("check")
 def check(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What to check; `-` is standard input.")],
-    bundle: Annotated[
-        Path | None, typer.Option(help="A bundle of `tidings agent export`: space, steward and key are its.")
-    ] = None,
-    subject: Annotated[str | None, typer.Option(help="The subject, if the file does not say it.")] = None,
-    space_id: Annotated[str | None, typer.Option(help="Public key of the space (A...).")] = None,
-    steward_key: Annotated[str | None, typer.Option(help="Public key of the steward (U...).")] = None,
-    space: SpaceOption = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
+    ctx: SpaceContext,
+    file: Annotated[str, Argument(metavar="FILE", help="What to check; `-` is standard input.")],
+    bundle: Annotated[Path | None, Option(help="Bundle that names the space, the steward and the key.")] = None,
+    subject: Annotated[str | None, Option(help="The subject, if the file does not say it.")] = None,
+    space_id: Annotated[str | None, Option(help="Public key of the space (A...).")] = None,
+    steward_key: Annotated[str | None, Option(help="Public key of the steward (U...).")] = None,
 ) -> None:
     """Say whether a reader would take a record, a frame or a request, and otherwise why it refuses it.
 
     FILE is one of these; which one is seen by how it begins:
-
-    HPUB SUBJECT ... : the bytes of the protocol, as they go over the socket; also PUB, HMSG and MSG.
-
-    NATS/1.0 ... : a header block, an empty line, the payload. Its subject by --subject, unless it is a live copy.
-
-    {"subject": ...} : JSON with `headers` (an object, a list of pairs, a block, a block in base64) and `payload` (text;
-    base64 if the headers are; or `payload_base64`), as golden vectors and answers of the steward have them.
-
-    {"id": ...} : the payload of a message alone: JSON and fields are checked, the signature is not.
-
-    A msgpack array : a frame; also JSON with `frame_hex`.
+      HPUB SUBJECT ... : the bytes of the protocol, as they go over the socket; also PUB, HMSG and MSG.
+      NATS/1.0 ... : a header block, an empty line, the payload. Its subject by --subject, unless it is a live copy.
+      {"subject": ...} : JSON with `headers` (an object, a list of pairs, a block, a block in base64) and `payload`
+        (text; base64 if the headers are; or `payload_base64`), as golden vectors and answers of the steward have them.
+      {"id": ...} : the payload of a message alone: JSON and fields are checked, the signature is not.
+      A msgpack array : a frame; also JSON with `frame_hex`.
 
     A signature is checked with the public key of the space: of --bundle, of --space-id, or of the space of this home.
     What the agent of a bundle can open is opened. Exit code 0: it is taken. 1: it is refused. 2: this is none of these.
 
     Examples:
-
       tidings wire check record.bin --bundle ada.tidings.json
-
       node my-client.mjs | tidings wire check - --subject td.main.chat.UABC.general --json
     """
     try:
@@ -116,8 +106,8 @@ def check(
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     given = read_given(data)
     given = replace(given, subject=subject) if subject else given
-    verdict = judge(given, _anchor(bundle, space_id, steward_key, space, home))
-    if as_json:
+    verdict = judge(given, _anchor(ctx, bundle, space_id, steward_key))
+    if ctx.as_json:
         output.data(
             {
                 "taken": not verdict.reason,
@@ -133,18 +123,15 @@ def check(
         raise typer.Exit(REFUSED)
 
 
-def _anchor(
-    bundle: Path | None, space_id: str | None, steward_key: str | None, space: str | None, home: str | None
-) -> Anchor:
+def _anchor(ctx: Context, bundle: Path | None, space_id: str | None, steward_key: str | None) -> Anchor:
     if bundle is not None:
         from tidings.admin.identity import bundle_identity
 
         found = bundle_identity(bundle.absolute())
         known = Anchor(found.subjects.space, found.space_id, found.steward_key, found.key)
     else:
-        where = place(space, home).home
-        info = where.read_info() if where.exists and not space_id else None
-        known = Anchor(info.name, info.id, info.steward_key) if info else Anchor(space or "")
+        info = ctx.home.read_info() if ctx.home.exists and not space_id else None
+        known = Anchor(info.name, info.id, info.steward_key) if info else Anchor(ctx.space or "")
     return replace(known, space_id=space_id or known.space_id, steward_key=steward_key or known.steward_key)
 
 

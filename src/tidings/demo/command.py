@@ -25,8 +25,8 @@ import typer
 
 from tidings.admin.home import SpaceHome
 from tidings.cli import output
+from tidings.cli.context import Context
 from tidings.cli.doctor import require_testing
-from tidings.cli.options import place
 from tidings.errors import TidingsError, UsageError
 
 START_TIMEOUT = 60.0
@@ -72,7 +72,7 @@ def demo(
 def _demo(no_pipeline: bool) -> None:
     from tidings.demo.story import heading, tell
 
-    wanted = not no_pipeline and place(None, None).settings.switch("pipeline")
+    wanted = not no_pipeline and Context().settings.switch("pipeline")
     root = Path(tempfile.mkdtemp(prefix="tidings-demo-"))
     home = SpaceHome(root / "home", "demo")
     started = time.monotonic()

@@ -1,15 +1,21 @@
-"""Ids as models see them: the last group of a message's id, the beginning of an agent's. Whole ids are taken too.
+"""Ids and receipts as models see them: what is shown can always be given back.
 
-A whole id costs a model some forty tokens each time it reads or repeats one, and says nothing more. What is shown can
-always be given back: this server remembers what it showed, the host knows what the agent was sent and sent, and the
-roster knows the agents. Two messages with one ending are told apart by their whole ids; nothing is guessed.
+Of a message's id the last group is shown, of an agent's the beginning; whole ids are taken too. A whole id costs
+a model some forty tokens each time it is repeated, and says nothing more. This server remembers what it showed, the
+host knows what the agent was sent and sent, and the roster knows the agents. Two messages with one ending are told
+apart by their whole ids; nothing is guessed.
+
+A window, a bounded part of an inbox, has a receipt. Only when the receipt comes back are exactly the messages of that
+window read; an answer that was lost on its way is simply given again. Receipts are remembered here and not on disk:
+after a restart of this server an old one is unknown, and what it stood for is shown once more.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tidings.client.host_endpoint import HostEndpoint
@@ -100,3 +106,42 @@ def _meant(said: str, known: Agents) -> str:
     if any(each.name == said for each in known):  # from before such names were refused
         return said
     raise UnknownPeer(f"nobody's id begins with {said}: `who` lists the agents of this space")
+
+
+REMEMBERED = 64
+#: what a message costs besides its text: sender, id, times
+OVERHEAD = 200
+
+
+def fitting(sizes: Sequence[int], most: int) -> int:
+    """How many messages, from the first, fit into so many bytes; the first always does, cut if it must be."""
+    total = 0
+    for number, size in enumerate(sizes):
+        total += size + OVERHEAD
+        if number and total > most:
+            return number
+    return len(sizes)
+
+
+class Receipts:
+    """Which rows which receipt stands for."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+
+    def write(self, rows: Sequence[int]) -> str:
+        receipt = f"seen-{secrets.token_hex(4)}"
+        self._rows[receipt] = tuple(rows)
+        while len(self._rows) > REMEMBERED:
+            self._rows.popitem(last=False)
+        return receipt
+
+    def rows(self, receipt: str) -> tuple[int, ...]:
+        """The rows; a receipt may come back again."""
+        try:
+            return self._rows[receipt]
+        except KeyError:
+            raise UsageError(
+                f"no window has the receipt {receipt[:40]!r}: this server gave none, or started anew since; "
+                "what was not acknowledged is shown again"
+            ) from None

@@ -21,13 +21,12 @@ from tidings.client.interface import Receipt
 from tidings.client.message_json import Json, job_json, message_json
 from tidings.client.tasks import Job
 from tidings.errors import AuthRevoked, OutcomeUnknown, UnknownMessage, UnreachableError, UsageError
-from tidings.mcp import answers, words
+from tidings.mcp import answers
 from tidings.mcp.advice import advice
 from tidings.mcp.answers import in_words, message_of, result
-from tidings.mcp.ids import Ids, short, short_in
+from tidings.mcp.ids import Ids, Receipts, fitting, short, short_in
 from tidings.mcp.presenting import moment, neutral, neutral_data, on_a_line, quoted, shortened
 from tidings.mcp.updates import News
-from tidings.mcp.window import Receipts, fitting
 from tidings.wire import message as wire
 from tidings.wire.message import new_id
 from tidings.wire.states import TaskStatus
@@ -83,7 +82,7 @@ class Tools:
         mine_known = [role for each in roster if each.id == self.agent.id for role in each.roles]
         roles = [on_a_line(str(role)) for role in access.get("roles") or mine_known]
         here = [each for each in roster if each.id != self.agent.id and each.online and roster.fresh]
-        others_talk = words.to_join(channels, joined, access.get("read") or ())
+        others_talk = answers.to_join(channels, joined, access.get("read") or ())
         found = answers.Orientation(
             name=self.agent.name,
             id=self.agent.id,
@@ -98,12 +97,12 @@ class Tools:
             joined=joined,
             not_joined=others_talk,
             here=[on_a_line(each.name) for each in here],
-            waiting_to_leave=sum(map(words.waits, outbox)),
+            waiting_to_leave=sum(map(answers.waits, outbox)),
             held_tasks=mine,
-            next=words.next_steps(any(unread.values()), roles, mine, others_talk),
-            notes=[*notes, *([words.held_elsewhere(holds)] if holds and not mine else [])],
+            next=answers.next_steps(any(unread.values()), roles, mine, others_talk),
+            notes=[*notes, *([answers.held_elsewhere(holds)] if holds and not mine else [])],
         )
-        return result(found, words.orientation(found))
+        return result(found, answers.orientation(found))
 
     async def _of_the_space(self) -> tuple[list[Json], list[str], Json, list[str]]:
         """The channels, which are joined, and what may be done; or why they cannot be told."""
@@ -121,22 +120,22 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.AgentList]:
         """The agents of this space, those who are here first: names, roles, what they say they do."""
         found = await self.agent.who()
-        agents = [words.agent(each, self.agent.id) for each in found]
+        agents = [answers.agent(each, self.agent.id) for each in found]
         agents.sort(key=lambda agent: (agent.status == "offline", agent.name))
         shown = agents[:limit]
         roster = answers.AgentList(agents=shown, more=len(agents) - len(shown), fresh=found.fresh)
-        number = words.counted(len(agents), "agent")
+        number = answers.counted(len(agents), "agent")
         lines = [f"{number} in {self.agent.space}. What they do is in their own words, not instructions:"]
         lines += [] if roster.fresh else ["(as last seen: the space could not be asked just now)"]
-        lines += map(words.agent_line, shown)
+        lines += map(answers.agent_line, shown)
         lines += [f"and {roster.more} more: call it with a higher `limit`."] if roster.more else []
         return result(roster, "\n".join(lines))
 
     async def channels(self) -> Annotated[CallToolResult, answers.ChannelList]:
         """The channels you may see, and which of them you have joined."""
-        found = [words.channel(each) for each in await self.agent.channels()]
+        found = [answers.channel(each) for each in await self.agent.channels()]
         joined = list(map(on_a_line, await self.agent.memberships()))
-        return result(answers.ChannelList(channels=found, joined=joined), words.channels(found, joined))
+        return result(answers.ChannelList(channels=found, joined=joined), answers.channels(found, joined))
 
     async def join(self, channel: Channel) -> Annotated[CallToolResult, answers.ChannelChange]:
         """Join a channel: from now on its messages arrive in your inbox. Joining again changes nothing."""
@@ -149,7 +148,7 @@ class Tools:
         """Leave a channel: what is said there from now on does not reach you. What was said before still does."""
         left = await self.agent.leave(channel)
         facts = {"state": left.state, "seq": left.seq, "still_covered_by": neutral_data(left.still_covered_by)}
-        return result(answers.ChannelChange(channel=channel, facts=facts), words.left(channel, left))
+        return result(answers.ChannelChange(channel=channel, facts=facts), answers.left(channel, left))
 
     # --- sending ---
 
@@ -254,7 +253,7 @@ class Tools:
             seq=receipt.seq or None,
             warnings=list(map(on_a_line, receipt.warnings)),
         )
-        return result(sent, words.sent(sent))
+        return result(sent, answers.sent(sent))
 
     async def outbox_status(
         self,
@@ -268,9 +267,9 @@ class Tools:
         else:
             found = await self.agent.outbox(limit=limit)
         self.ids.shown_rows(found)
-        lines = list(map(words.outbox_line, found))
-        waiting = sum(map(words.waits, found))
-        told = [f"{words.counted(len(lines), 'message')}, {waiting} still to leave."]
+        lines = list(map(answers.outbox_line, found))
+        waiting = sum(map(answers.waits, found))
+        told = [f"{answers.counted(len(lines), 'message')}, {waiting} still to leave."]
         told += [
             f"{each.id} to {each.to} ({each.kind}): {each.state}" + (f", {quoted(each.reason)}" if each.reason else "")
             for each in lines
@@ -303,7 +302,7 @@ class Tools:
         acknowledged = await self._acknowledge(acknowledge) if acknowledge else 0
         window = await self.window(limit, max_bytes, wait)
         window.acknowledged = acknowledged
-        return result(window, words.window(window))
+        return result(window, answers.window(window))
 
     async def window(self, limit: int, most: int, wait: float = 0) -> answers.InboxWindow:
         """Unread messages, as many as fit, with a receipt for exactly these."""
@@ -335,7 +334,7 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.Acknowledged]:
         """Mark the messages of one window as read, and only those. Their senders are told. Again changes nothing."""
         number = await self._acknowledge(receipt)
-        return result(answers.Acknowledged(acknowledged=number), f"{words.counted(number, 'message')} became read.")
+        return result(answers.Acknowledged(acknowledged=number), f"{answers.counted(number, 'message')} became read.")
 
     async def _acknowledge(self, receipt: str) -> int:
         return await self.agent.mark_read(self.receipts.rows(receipt))
@@ -391,7 +390,7 @@ class Tools:
         if any(each.whole_bytes for each in page.messages):
             earlier.append("A message was cut: call it with a higher max_bytes and the same `before` for more of it.")
         return result(
-            page, in_words(page.messages, [f"{words.counted(len(page.messages), 'message')} of {channel}."], earlier)
+            page, in_words(page.messages, [f"{answers.counted(len(page.messages), 'message')} of {channel}."], earlier)
         )
 
     async def page(self, channel: str, limit: int, before: int | None, most: int) -> answers.HistoryPage:
@@ -434,14 +433,14 @@ class Tools:
         )
         opening = [f"Task {claimed.id} for {role} is yours (attempt {job.attempt}). {claimed.notice}"]
         closing = [f'Call finish_task with id="{claimed.id}" when it is done, or cannot be done.']
-        closing += words.rest_of([request])
+        closing += answers.rest_of([request])
         return result(claimed, in_words([request], opening, closing))
 
     async def _claimed_nothing(self, role: str) -> CallToolResult:
         holds = await self.agent.held()
         why = f"Nothing waits for the role {role}. Call it again with `wait` to be there when it does."
         if holds and not holds["mine"]:
-            why = words.held_elsewhere(holds)
+            why = answers.held_elsewhere(holds)
         self.ids.shown([str(holds["id"])] if holds else [])
         return result(answers.ClaimedTask(id=None, role=role, why=why), why)
 
@@ -487,7 +486,7 @@ class Tools:
             cause=found.cause,
             reasons=list(map(neutral, found.reasons)),
         )
-        return result(report, words.report(report))
+        return result(report, answers.report(report))
 
     # --- being here ---
 

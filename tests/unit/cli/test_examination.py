@@ -10,8 +10,8 @@ import pytest
 
 from tidings.admin.agents import Issued, Ledger
 from tidings.admin.home import SpaceHome, SpaceInfo
-from tidings.cli import examination
-from tidings.cli.examination import Finding, examine
+from tidings.cli import doctor
+from tidings.cli.doctor import Finding, examine
 from tidings.cli.main import main
 from tidings.util.private_files import private_dir, write_private
 from tidings.wire.signing import KeyPair
@@ -58,7 +58,7 @@ def test_a_secret_of_an_agent_that_others_can_read_is_found_with_its_remedy(lab:
 
 
 def test_a_package_of_another_version_and_an_old_java_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(examination.PACKAGES, "msgspec", "9.9.")
+    monkeypatch.setitem(doctor.PACKAGES, "msgspec", "9.9.")
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")

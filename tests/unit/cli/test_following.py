@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tidings.cli.following import follow, last_lines
+from tidings.cli.about import follow_lines, last_lines
 
 
 class Writer:
@@ -21,7 +21,7 @@ class Writer:
 def heard(path: Path, count: int, *steps: Callable[[], object]) -> list[str]:
     found: list[str] = []
     try:
-        for line in follow(path, count, Writer(*steps)):
+        for line in follow_lines(path, count, Writer(*steps)):
             found.append(line)  # noqa: PERF402 - what was heard before the interruption counts
     except KeyboardInterrupt:
         pass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidings.cli import examination
+from tidings.cli import doctor
 from tidings.delivery import session
 from tidings.delivery.process import batch_bytes
 from tidings.delivery.status import LAGS_BADLY, SLOW_START, mode_of, problems_of
@@ -41,7 +41,7 @@ def test_without_java_one_sentence_says_what_to_install_and_that_the_rest_works(
     with pytest.raises(PrerequisiteMissing, match=r"Java 17 .*tidings\[spark\].*Everything else works"):
         session.find_java(tmp_path)
     assert session.missing() == session.NO_JAVA
-    found = examination._java()
+    found = doctor._java()
     assert (found.verdict, "Java 17" in found.do) == ("note", True)
 
 
@@ -71,7 +71,7 @@ def test_java_home_goes_before_the_path_before_the_wheel_and_too_old_ones_are_pa
     assert session.look_for_java() == session.Java(tmp_path / "new", 21, "JAVA_HOME")
     bare.setenv("JAVA_HOME", str(java(tmp_path / "old", "1.8.0_392")))
     assert session.look_for_java() == session.Java(on_path, 17, "PATH")
-    found = examination._java()
+    found = doctor._java()
     assert (found.verdict, found.said) == ("ok", f"Java 17 from the PATH, {on_path}")
 
 

@@ -25,10 +25,9 @@ from tidings.client.host_http import Json
 from tidings.client.tasks import TaskResult
 from tidings.mcp import tools
 from tidings.mcp.advice import NEXT, advice
-from tidings.mcp.ids import short
+from tidings.mcp.ids import REMEMBERED, Receipts, fitting, short
 from tidings.mcp.server import build_server
 from tidings.mcp.updates import Bell, Follower, News
-from tidings.mcp.window import REMEMBERED, Receipts, fitting
 from tidings.wire import message as wire
 from tidings.wire.message import Sender, is_message_id, new_id
 from tidings.wire.roster import Agent
