@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from tidings.errors import UsageError
-from tidings.wire.records import seconds_of
 
 #: words that a terminal may colour, wherever they stand alone in a cell
 COLOURS = {
@@ -195,7 +194,10 @@ def age(moment: float | str | None, now: float | None = None) -> str:
     """How long ago, in words short enough for a table."""
     if moment is None:
         return "-"
-    moment = seconds_of(moment) if isinstance(moment, str) else moment
+    if isinstance(moment, str):
+        from tidings.wire.records import seconds_of  # loads msgspec, which most commands do without
+
+        moment = seconds_of(moment)
     seconds = max(0.0, (time.time() if now is None else now) - moment)
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= length:

@@ -125,14 +125,6 @@ def test_a_row_without_what_every_row_has_is_damage(paths: LedgerPaths, ledger: 
     assert not opened(paths).load_debts().open
 
 
-def test_rows_of_a_version_that_had_fewer_columns_are_sound(paths: LedgerPaths) -> None:
-    old = pa.schema([field for field in DEBTS if field.name not in ("first", "count", "writer")])
-    row = {"order": 1, "kind": "owe", "owner": "A", "channel": "general", "seq": 1, "cause": "no room"}
-    write_deltalake(paths.debts, pa.Table.from_pylist([row], schema=old))
-    assert opened(paths).load_debts().open
-    assert put_damaged_aside(paths) == []
-
-
 def test_a_file_that_is_gone_is_damage(paths: LedgerPaths, ledger: DeltaLedger) -> None:
     data_file(paths.deliveries).unlink()
     with pytest.raises(StoreBroken, match="is gone"):

@@ -27,7 +27,7 @@ async def test_a_receiver_that_ends_as_it_begins_leaves_nothing_behind() -> None
         on_failed=lambda: None,
     )
     with warnings.catch_warnings(record=True) as told:
-        await receiver.begin(cast("Endpoint", SimpleNamespace()))
+        await receiver.begin(cast("Endpoint", SimpleNamespace(intake=SimpleNamespace())))
         await receiver.end()
         gc.collect()
     assert not told

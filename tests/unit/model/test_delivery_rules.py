@@ -461,8 +461,8 @@ def test_debts_agree_with_a_set_of_what_is_owed(written: list[DebtEvent]) -> Non
         elif event.kind == "lost":
             untold[event.owner].append((event.order, event.channel, event.first, event.seq))
         elif event.kind == "told":
-            told[event.owner] += [(event.first, loss) for loss in untold[event.owner] if loss[0] <= event.seq]
-            untold[event.owner] = [loss for loss in untold[event.owner] if loss[0] > event.seq]
+            told[event.owner] += [(event.first, loss) for loss in untold[event.owner] if loss[0] == event.seq]
+            untold[event.owner] = [loss for loss in untold[event.owner] if loss[0] != event.seq]
         elif event.kind == "reset":
             untold[event.owner] = sorted(
                 [*untold[event.owner], *(x for at, x in told.pop(event.owner, ()) if at > event.first)]
