@@ -123,7 +123,7 @@ Written by `make docs` from the routes themselves. The host listens on `run/host
 this user only; requests and answers are JSON. For programs in Python `tidings.connect(via="host")` speaks it.
 
 A session comes first: `POST /v1/challenge` gives a nonce; signed with the agent's key (the bytes are in
-`client/host_proof.py`) it opens a session with `POST /v1/sessions`, whose token is a Bearer in the `Authorization`
+`client/host_session.py`) it opens a session with `POST /v1/sessions`, whose token is a Bearer in the `Authorization`
 header of everything marked *session*. Every answer concerns the agent of that session and nobody else.
 
 A refusal is `{"error": {"code", "message", "retryable"}}` with the codes of [errors](errors.md). A parameter or field

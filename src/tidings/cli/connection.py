@@ -21,7 +21,6 @@ from typer import Option
 from tidings.cli import output
 from tidings.cli.context import Context
 from tidings.errors import ConfigError, HostUnreachable, OutcomeUnknown, UsageError
-from tidings.wire.message import is_message_id, new_id
 
 if TYPE_CHECKING:
     from tidings.admin.administration import Administrator
@@ -39,6 +38,8 @@ IdOption = Annotated[str | None, Option("--id", help="Id of the message. Repeati
 
 def chosen_id(given: str | None) -> str:
     """Known before the first try."""
+    from tidings.wire.message import is_message_id, new_id
+
     if given is not None and not is_message_id(given):
         raise UsageError(f"--id is the id of a message, a UUIDv7 in lower case, not {given!r}")
     return given or new_id()
