@@ -13,7 +13,7 @@ import tidings
 from tidings.cli.main import ALL, COMMANDS, command, main
 
 SOURCES = {"PYTHONPATH": str(Path(tidings.__file__).parents[1])}
-HEAVY = {"mcp", "msgspec", "nats", "pyspark", "rich", "starlette", "yaml"}
+HEAVY = {"mcp", "msgspec", "nats", "pydantic", "pyspark", "rich", "starlette", "yaml"}
 
 
 @pytest.mark.parametrize("line", ["--version", "config --json", "space list --json"])
