@@ -206,7 +206,7 @@ async def test_an_administrator_that_is_killed_leaves_nobody_half_an_agent(
         armed.setenv("TIDINGS_FAILPOINT", f"{point}:kill")
         async with AdminProcess(inviting_space.home) as admin:
             with pytest.raises(tidings.errors.TidingsError):
-                await admin.ask("redeem", invitation=line.key.id, agent=key.id, name="")
+                await admin.ask("redeem", invitation=line.key.id, agent=key.id, asked={"name": ""})
     with pytest.raises(DeniedError, match="used already"):
         await accept(machine(tmp_path, "a thief"), line, "")
     there = machine(tmp_path)

@@ -107,15 +107,7 @@ class Inviter:
     async def redeem(self, invitation_id: str, agent_id: str, name: str) -> Granted:
         """Make the key an agent. The same key again finds it made."""
         await self.admin.finish()
-        invitation = self.known.get(invitation_id)
-        if invitation is None:
-            raise DeniedError("there is no such invitation: ask for another")
-        if invitation.link is not None:
-            raise DeniedError("this line links two spaces, and makes nobody an agent: `tidings link accept LINE`")
-        if why := invitation.refuses(agent_id, time.time()):
-            raise DeniedError(why)
-        if agent_id == invitation_id:
-            raise DeniedError("the key of an invitation is known to whoever has its line: make another one")
+        invitation = self.known.promised(invitation_id, agent_id, for_link=False)
         row = self.admin.ledger.get(agent_id)
         if row is not None and row.state in CUT:
             raise AuthRevoked(f"agent {row.name} was revoked: ask for another invitation")
@@ -123,11 +115,7 @@ class Inviter:
             if not (self.admin.home.agents / f"{row.name}.md").exists():  # interrupted before it was written
                 self.admin.write_file(invitation.agent(row.name))
             return Granted(row, created=False, closed=[])
-        if not invitation.name and not name:
-            raise UsageError("this invitation leaves the name to you: `tidings accept LINE --name NAME`")
-        if invitation.name and name not in ("", invitation.name):
-            raise UsageError(f"this invitation is for {invitation.name}: leave --name out")
-        agent = invitation.agent(name)
+        agent = invitation.agent(invitation.name_for(name))
         before = self._replaced(invitation)
         if before is None:
             self._check_free(agent.name, invitation.id)

@@ -41,12 +41,13 @@ from tidings.wire.link_terms import (
     LinkAcceptance,
     LinkOffer,
     SignedAcceptance,
-    agreed,
     asking,
-    both_on,
+    check_within,
     common,
     earliest,
     hash_of,
+    limited,
+    limits_of,
     minimal,
     read_offer,
     renamed,
@@ -289,7 +290,7 @@ class _Acceptor:
         )
         record = _as_before(record, before) if before else record
         proposal = Proposal(offer, record, self._own_address(info, wishes.urls))
-        agreed(offer, self._acceptance(offer, "", proposal, info, ""))  # what would be refused is not asked for
+        check_within(offer, self._acceptance(offer, "", proposal, info, ""))  # what would be refused is not asked for
         return proposal
 
     def _check_free(self, admin: Administrator, offer: LinkOffer, called: str) -> None:
@@ -332,15 +333,11 @@ class _Acceptor:
             steward=steward_key_of(self.home),
             user=self.key.id,
             shares=record.shares,
-            until=record.until,
-            hops=record.hops,
-            direct=record.direct,
-            roster=record.roster,
-            tasks=record.tasks,
             offer=offered,
             takes=minimal(record.channels),
             url=proposal.url,
             token=token,
+            **limits_of(record),
         )
 
     async def _check_ours(self) -> None:
@@ -358,7 +355,7 @@ class _Acceptor:
         assert said is not None
         try:
             asked = {"id": self.key.id, **said._asdict()}
-            answer = await ask(self.line, await self._where(), self.key, "link", asked, self.tell)
+            answer = await ask(self.line, await self._where(), self.key, "redeem", asked, self.tell)
         except (DeniedError, UsageError) as error:
             await self._take_back(error)
             raise
@@ -439,15 +436,7 @@ def _as_before(record: Link, before: Link) -> Link:
             f"link {record.link} has ended here: `tidings link set {before.space or record.link} --until TIME` says "
             "until when it is to be, and the same line can be accepted then"
         )
-    return msgspec.structs.replace(
-        record,
-        hops=min(record.hops, before.hops),
-        until=earliest(record.until, before.until),
-        direct=both_on(record.direct, before.direct),
-        roster=both_on(record.roster, before.roster),
-        tasks=both_on(record.tasks, before.tasks),
-        beyond=before.beyond,
-    )
+    return limited(record, before)
 
 
 def _check_chosen(option: str, wanted: tuple[str, ...], found: Any, offered: tuple[str, ...]) -> None:

@@ -36,15 +36,14 @@ from tidings.util import failpoints
 from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, is_loopback
 from tidings.wire.link_terms import (
-    AgreedTerms,
     LinkAcceptance,
     LinkOffer,
     SignedAcceptance,
-    agreed,
-    both_on,
     check_patterns,
+    check_within,
     common,
-    earliest,
+    limited,
+    limits_of,
     minimal,
     read_acceptance,
     read_offer,
@@ -122,16 +121,7 @@ class LinkInviter:
         if row.state not in ("setting", "on"):
             raise UsageError(f"link {row.link} was removed: `tidings link invite` makes another one")
         record = terms_of(row)
-        terms = LinkTerms(
-            shares=record.shares,
-            takes=record.channels,
-            called=record.space,
-            until=record.until,
-            hops=record.hops,
-            direct=record.direct,
-            roster=record.roster,
-            tasks=record.tasks,
-        )
+        terms = LinkTerms(record.shares, record.channels, record.space, **limits_of(record))
         self._check_passing(terms)
         return self._offer(row.link, terms, seconds, reach, renews=True)
 
@@ -148,12 +138,8 @@ class LinkInviter:
             user=self.keys.make(link).id,
             shares=minimal(terms.shares),
             wants=minimal(terms.takes or ()),
-            until=terms.until,
-            hops=terms.hops,
-            direct=terms.direct,
-            roster=terms.roster,
-            tasks=terms.tasks,
             renews=renews,
+            **limits_of(terms),
         )
         text, signature = signed_offer(self.admin.keyring.core, offer)
         local = is_loopback(reach.host)
@@ -207,13 +193,10 @@ class LinkInviter:
         """Make the link that was accepted. The same key again, with the same terms, finds it made."""
         linker = Linker(self.admin)
         await linker.finish()
-        invitation = self.admin.invitations.get(invitation_id)
-        if invitation is None or invitation.link is None:
-            raise DeniedError("there is no such invitation to a link: ask for another")
-        if why := invitation.refuses(user, time.time()):
-            raise DeniedError(why)
+        invitation = self.admin.invitations.promised(invitation_id, user, for_link=True)
         promise = invitation.link
-        offer, acceptance, terms = judged(promise, user, said, steward_key_of(self.admin.home))
+        assert promise is not None
+        offer, acceptance = judged(promise, user, said, steward_key_of(self.admin.home))
         row = self.admin.links.get(promise.link)
         if is_made(row, promise, user):
             check_unchanged(row, promise, said)
@@ -221,9 +204,9 @@ class LinkInviter:
             check_acceptor(self.admin.links, promise, acceptance)
             check_newest(self.keys, offer)
             name = promise.called or self._free_name(acceptance)
-            record = _record(offer, acceptance, terms, promise, name)
+            record = _record(acceptance, promise, name)
             if row is not None:
-                record = _narrowed(record, terms_of(row), offer, acceptance)
+                record = _renewed(record, terms_of(row), offer, acceptance)
             invitation = self.admin.invitations.put(invitation, taken=(user,), link=replace(promise, agreed=said.text))
             failpoints.reach("link_redeem.after_taken")
             row = (await linker.set(record)).row
@@ -273,14 +256,14 @@ def steward_key_of(home: SpaceHome) -> str:
 
 def judged(
     promise: LinkPromise, user: str, said: SignedAcceptance, steward_key: str
-) -> tuple[LinkOffer, LinkAcceptance, AgreedTerms]:
-    """What was offered, what came back, and what comes of both; DeniedError if that is nothing."""
+) -> tuple[LinkOffer, LinkAcceptance]:
+    """What was offered and what came back; DeniedError if nothing comes of both."""
     offer = read_offer(promise.offer, promise.signature)
     if offer.steward != steward_key:
         raise DeniedError("the space has another key of its steward since it invited you: ask for another invitation")
     acceptance = read_acceptance(promise.offer, user, said)
-    terms = agreed(offer, acceptance)
-    if terms.until is not None and terms.until <= time.time():
+    check_within(offer, acceptance)
+    if acceptance.until is not None and acceptance.until <= time.time():
         raise DeniedError("the link would have ended already: ask for another invitation")
     _check_address(acceptance.url, local=promise.local)
     try:
@@ -289,7 +272,7 @@ def judged(
         named = None
     if named != offer.user:
         raise DeniedError("the token is not one of the user that the offer names")
-    return offer, acceptance, terms
+    return offer, acceptance
 
 
 def _check_address(url: str, *, local: bool) -> None:
@@ -391,38 +374,28 @@ def keep_peer(peers: LinkPeers, peer: PeerAccess | str, creds: str) -> None:
     write_private(peers.creds(peer), creds)
 
 
-def _record(offer: LinkOffer, acceptance: LinkAcceptance, terms: AgreedTerms, promise: LinkPromise, name: str) -> Link:
+def _record(acceptance: LinkAcceptance, promise: LinkPromise, name: str) -> Link:
     return Link(
         op="-",
-        link=offer.link,
+        link=acceptance.link,
         state="on",
         origin=acceptance.space_id,
         space=name,
         steward=acceptance.steward,
-        channels=restricted(promise.takes, terms.gets),
-        shares=terms.gives,
-        hops=terms.hops,
-        until=terms.until,
+        channels=restricted(promise.takes, acceptance.shares),
+        shares=minimal(acceptance.takes),
         peer=acceptance.user,
-        direct=terms.direct,
-        roster=terms.roster,
-        tasks=terms.tasks,
+        **limits_of(acceptance),
     )
 
 
-def _narrowed(record: Link, now: Link, offer: LinkOffer, acceptance: LinkAcceptance) -> Link:
+def _renewed(record: Link, current: Link, offer: LinkOffer, acceptance: LinkAcceptance) -> Link:
     """The record of a link that is renewed, never wider than the link is now: its operator may have changed it since
     the line was made. How many links a message may come over is each side's own, and what is beyond depends on it."""
     found = msgspec.structs.replace(
-        record,
-        channels=restricted(now.channels, acceptance.shares),
-        beyond=now.beyond,
-        shares=common(record.shares, now.shares),
-        hops=min(offer.hops, now.hops),
-        until=earliest(record.until, now.until),
-        direct=both_on(record.direct, now.direct),
-        roster=both_on(record.roster, now.roster),
-        tasks=both_on(record.tasks, now.tasks),
+        limited(msgspec.structs.replace(record, hops=offer.hops), current),
+        channels=restricted(current.channels, acceptance.shares),
+        shares=common(record.shares, current.shares),
     )
     if not (found.channels or found.beyond or found.shares):
         raise DeniedError(f"link {record.link} was changed since, and nothing would pass: ask for another line")

@@ -522,19 +522,14 @@ class AcknowledgeAnswer(TypedDict):
 
 
 class AcceptAnswer(TypedDict):
-    """Sealed for the key that asked (libsodium's sealed box, base64): what a bundle has besides its seed, in JSON."""
+    """Sealed for the key that asked (libsodium's sealed box, base64): what a bundle has besides its seed, or
+    of a link the token of the user that accepted; and how this space is reached, in JSON."""
 
     sealed: str
 
 
 class LinkOfferAnswer(TypedDict):
     """Sealed in the same way: the `offer` and its `signature`, in JSON."""
-
-    sealed: str
-
-
-class LinkAcceptAnswer(TypedDict):
-    """Sealed in the same way: the token of the user that accepted, and how this space is reached, in JSON."""
 
     sealed: str
 
@@ -761,7 +756,6 @@ class AdmissionIndexAnswer(TypedDict):
 ANSWERS: Mapping[tuple[str, str], Any] = {
     ("accept", "redeem"): AcceptAnswer,
     ("accept", "offer"): LinkOfferAnswer,
-    ("accept", "link"): LinkAcceptAnswer,
     ("access", "get"): AccessAnswer,
     ("admission", "links"): AdmissionLinksAnswer,
     ("admission", "facts"): AdmissionFactsAnswer,
