@@ -32,7 +32,7 @@ from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.nats.errors import NatsError
 from tidings.rpc.control import ControlClient
-from tidings.server.invitation_token import token_of
+from tidings.server.grants import invitation_token
 from tidings.server.keyring import Keyring
 from tidings.supervisor.admin_process import AdminProcess
 from tidings.wire.invitations import InvitationLine, acceptance, parse_invitation
@@ -131,7 +131,7 @@ async def test_both_spaces_write_down_what_was_agreed_and_each_can_ask_the_other
         key = jwt.split_credentials(creds.read_text())[1]
         in_files = [path for path in there.home.home.rglob("*") if path.is_file() and key.seed in text_of(path)]
         assert in_files == [], "a seed is where it was made, and nowhere else"
-    assert list(a.home.link_keys.glob("*.seed")) == []
+    assert list(a.home.link_peers.glob("*.seed")) == []
 
 
 def text_of(path: Path) -> str:
@@ -516,7 +516,7 @@ async def taken_from_far(space: RealSpace, line: InvitationLine) -> AcceptedLink
 
 @asynccontextmanager
 async def asker(space: RealSpace, line: InvitationLine) -> AsyncIterator[ControlClient]:
-    creds = jwt.credentials(token_of(line), line.key)
+    creds = jwt.credentials(invitation_token(line), line.key)
     connection = await connect(space.info.url, creds, line.key.id, name="raw", reconnect=False)
     try:
         yield ControlClient(connection, Subjects(space.info.name), line.key.id, timeout=30)

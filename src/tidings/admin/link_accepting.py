@@ -13,29 +13,25 @@ What was interrupted or refused then ends nothing.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tidings.admin.accepting import Tell, addresses_of, ask, where_of
+from tidings.admin.accepting import Handshake, Progress, Tell, one_at_a_time, read_progress
 from tidings.admin.administration import Administrator, administer
 from tidings.admin.home import SpaceHome, SpaceInfo
-from tidings.admin.link_inviting import check_unlinked, keep_peer, lost_words, steward_key_of, taken_names
+from tidings.admin.link_inviting import check_unlinked, lost_words, steward_key_of, taken_names
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.link_registry import LinkLedger
-from tidings.admin.linking import Linker, terms_of
+from tidings.admin.linking import Linker, check_until, terms_of
 from tidings.admin.listening import address_for
-from tidings.errors import AuthRevoked, ConfigError, ConflictError, DeniedError, UsageError, WireError
-from tidings.nats import jwt
+from tidings.errors import AuthRevoked, ConflictError, DeniedError, UsageError, WireError
 from tidings.nats.address import parse_addresses
 from tidings.util import failpoints
-from tidings.util.private_files import locked, private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, check_kind, is_loopback
 from tidings.wire.link_terms import (
     LinkAcceptance,
@@ -55,9 +51,7 @@ from tidings.wire.link_terms import (
     signed_acceptance,
 )
 from tidings.wire.names import check_space, covers_pattern
-from tidings.wire.operations import ACCEPT_WAIT
 from tidings.wire.rulings import Link
-from tidings.wire.signing import KeyPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +98,9 @@ class AcceptedLink:
     already: bool = False
 
 
-class _Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the acceptance of one line is."""
+class _Progress(Progress, frozen=True, kw_only=True):
+    """Of a link. The seed is of our worker's user at the other broker."""
 
-    #: of our worker's user at the other broker; empty once the credential has it
-    seed: str
     #: the link that we are making, once the operator agreed to it
     link: str = ""
     #: it was there before, and is renewed: whatever is refused or interrupted does not end it
@@ -133,18 +125,14 @@ async def accept_link(
     """Link this space with the one that made the line."""
     check_kind(line, for_link=True)
     home.read_info()
-    for folder in (home.linked, home.link_accepting):
-        private_dir(folder)
-    with locked(home.link_accepting / "lock", "accepting a link", wait=ACCEPT_WAIT):
+    with one_at_a_time(home.link_accepting):
         return await _Acceptor(home, line, tell).run(wishes, agree)
 
 
-class _Acceptor:
+class _Acceptor(Handshake[_Progress]):
     def __init__(self, home: SpaceHome, line: InvitationLine, tell: Tell) -> None:
-        self.home, self.line, self.tell = home, line, tell
-        self.path = home.link_accepting / f"{line.key.id}.json"
-        self.is_new = not self.path.exists()
-        self.progress = self._read()
+        super().__init__(home.link_accepting, line, _Progress, tell)
+        self.home = home
 
     async def run(self, wishes: LinkWishes, agree: Agree) -> AcceptedLink:
         if self.progress.done:
@@ -155,28 +143,6 @@ class _Acceptor:
             self.tell(f"going on with link {self.progress.link}, with what was agreed before")
             await self._check_ours()
         return await self._have_it_accepted()
-
-    # --- what is on disk ---
-
-    def _read(self) -> _Progress:
-        if not self.path.exists():
-            self._put(_Progress(seed=KeyPair.generate().seed))
-        return _progress_in(self.path)
-
-    def _put(self, progress: _Progress) -> None:
-        write_private(self.path, msgspec.json.encode(progress).decode() + "\n")
-        self.progress = progress
-
-    def _change(self, **changes: Any) -> None:
-        self._put(msgspec.structs.replace(self.progress, **changes))
-
-    @property
-    def key(self) -> KeyPair:
-        return KeyPair(self.progress.seed)
-
-    @property
-    def offer(self) -> LinkOffer:
-        return read_offer(self.progress.offer, self.progress.signature)
 
     async def _found(self) -> AcceptedLink:
         """The same line again."""
@@ -213,12 +179,12 @@ class _Acceptor:
             self._check_free(admin, offer, proposal.record.space)
             held = admin.links.get(offer.link)
             had = held is not None and held.state in ("setting", "on")
-            self._change(link=offer.link, had=had, offer=text, signature=signature)
+            self.change(link=offer.link, had=had, offer=text, signature=signature)
             failpoints.reach("link_accept.after_kept")
             row = (await Linker(admin).set(proposal.record, line=self.line.key.id)).row
             failpoints.reach("link_accept.after_record")
             acceptance = self._acceptance(offer, hash_of(text), proposal, info, row.token)
-            self._change(said=signed_acceptance(admin.keyring.core, self.key, acceptance))
+            self.change(said=signed_acceptance(admin.keyring.core, self.key, acceptance))
         failpoints.reach("link_accept.after_said")
 
     def _check_not_lost(self) -> None:
@@ -238,12 +204,8 @@ class _Acceptor:
         signed = {
             name: base64.b64encode(each).decode() for name, each in (("sig", self.key.sign(said)), ("proof", proof))
         }
-        asked = {"id": self.key.id, "space": self.home.read_info().id, **signed}
-        answer = await ask(self.line, await self._where(), self.key, "offer", asked, self.tell)
+        answer = await self.ask("offer", space=self.home.read_info().id, **signed)
         return str(answer.get("offer", "")), str(answer.get("signature", ""))
-
-    async def _where(self) -> str:
-        return (await asyncio.to_thread(where_of, self.line)).full_url
 
     def _checked(self, offer: LinkOffer) -> LinkOffer:
         if (offer.invitation, offer.space) != (self.line.key.id, self.line.space):
@@ -255,7 +217,7 @@ class _Acceptor:
     async def _give_up_others(self, offer: LinkOffer) -> None:
         """Lines of the same space whose acceptance was never finished: their links are ended, this one takes over."""
         for path in self.home.link_accepting.glob("U*.json"):
-            other = _progress_in(path)
+            other = read_progress(path, _Progress)
             if path == self.path or other.done or not other.link:
                 continue
             if read_offer(other.offer, other.signature).space_id == offer.space_id:
@@ -271,7 +233,7 @@ class _Acceptor:
         called = check_space(wishes.called) if wishes.called else before.space if before else offer.space
         self._check_free(admin, offer, called)
         channels, shares = _chosen(offer, wishes, before)
-        until = _earlier(offer.until, wishes.until)
+        check_until(wishes.until)
         record = Link(
             op="-",
             link=offer.link,
@@ -282,7 +244,7 @@ class _Acceptor:
             channels=channels,
             shares=shares,
             hops=offer.hops,
-            until=until,
+            until=earliest(offer.until, wishes.until),
             peer=offer.user,
             direct=offer.direct if wishes.direct else "off",
             roster=offer.roster if wishes.roster else "off",
@@ -354,8 +316,7 @@ class _Acceptor:
         said = self.progress.said
         assert said is not None
         try:
-            asked = {"id": self.key.id, **said._asdict()}
-            answer = await ask(self.line, await self._where(), self.key, "redeem", asked, self.tell)
+            answer = await self.ask("redeem", **said._asdict())
         except (DeniedError, UsageError) as error:
             await self._take_back(error)
             raise
@@ -367,7 +328,7 @@ class _Acceptor:
         link, had = self.progress.link, self.progress.had
         if not had:
             await _end(self.home, link, f"the other space refused: {error}")
-        self._put(_Progress(seed=self.progress.seed))
+        self.put(_Progress(seed=self.progress.seed))
         if had:
             self.tell(
                 f"link {link} stays as it is agreed, and what it takes waits: ask for another line that renews it"
@@ -378,12 +339,12 @@ class _Acceptor:
             )
 
     async def _keep(self, answer: dict[str, Any]) -> AcceptedLink:
-        offer = self.offer
+        offer = read_offer(self.progress.offer, self.progress.signature)
         try:
-            token, called = str(answer["jwt"]), check_space(str(answer["called"]))
-            url = addresses_of(self.line, answer)
-            if answer["link"] != offer.link or jwt.decode(token)["sub"] != self.key.id:
-                raise WireError("the space linked something else, or with another key than ours")
+            called = check_space(str(answer["called"]))
+            creds, url = self.granted(answer)
+            if answer["link"] != offer.link:
+                raise WireError("the space linked something else than was agreed")
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"the space answered with something that is no link ({error})") from error
         peer = PeerAccess(link=offer.link, space=offer.space, id=offer.space_id, steward=offer.steward, url=url)
@@ -391,17 +352,10 @@ class _Acceptor:
             row = admin.links.get(offer.link)
             if row is None or row.state != "on":
                 raise ConflictError(f"link {offer.link} was removed here meanwhile: it is to be removed there too")
-            keep_peer(LinkPeers.below(self.home), peer, jwt.credentials(token, self.key))
+            LinkPeers.below(self.home).put(peer, creds)
             failpoints.reach("link_accept.after_peer")
-            self._change(done=True, seed="", known_as=called, unreached=str(answer.get("unreached", ""))[:300])
+            self.change(done=True, seed="", known_as=called, unreached=str(answer.get("unreached", ""))[:300])
         return self._accepted(terms_of(row), peer)
-
-
-def _progress_in(path: Path) -> _Progress:
-    try:
-        return msgspec.json.decode(read_private(path), type=_Progress)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path} is damaged: remove it, and ask for another invitation") from error
 
 
 async def _end(home: SpaceHome, link: str, why: str) -> None:
@@ -444,9 +398,3 @@ def _check_chosen(option: str, wanted: tuple[str, ...], found: Any, offered: tup
     for each in wanted:
         if not any(covers_pattern(each, one) or covers_pattern(one, each) for one in found):
             raise UsageError(f"{option} {each}: that is not offered; it is {', '.join(offered) or 'nothing'}")
-
-
-def _earlier(offered: int | None, wanted: int | None) -> int | None:
-    if wanted is not None and wanted <= time.time():
-        raise UsageError("the link would have ended already: name a later time, or none")
-    return earliest(offered, wanted)

@@ -14,8 +14,7 @@ from __future__ import annotations
 import base64
 import os
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 import msgspec
@@ -26,14 +25,14 @@ from tidings.admin.invitations import Invitation, LinkPromise
 from tidings.admin.inviting import Inviter, Reach
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.link_registry import AgreedLink, LinkLedger
-from tidings.admin.linking import Linker, terms_of
-from tidings.errors import AuthRevoked, ConfigError, DeniedError, InvalidName, TidingsError, UsageError, WireError
+from tidings.admin.linking import Linker, check_until, terms_of
+from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError, WireError
 from tidings.nats import jwt
 from tidings.nats.address import parse_addresses
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.errors import Unwritable
 from tidings.util import failpoints
-from tidings.util.private_files import private_dir, read_private, write_private
+from tidings.util.private_files import read_private
 from tidings.wire.invitations import InvitationLine, is_loopback
 from tidings.wire.link_terms import (
     LinkAcceptance,
@@ -65,7 +64,7 @@ class LinkTerms:
 
     shares: tuple[str, ...] = ()
     #: channels of the other space -> what they will be called here
-    takes: dict[str, str] | None = None
+    takes: dict[str, str] = field(default_factory=dict)
     #: what the other space will be called; empty: by its own name
     called: str = ""
     until: int | None = None
@@ -75,40 +74,12 @@ class LinkTerms:
     tasks: Switch = "off"
 
 
-class LinkKeys:
-    """Seeds of our users at brokers of spaces that were offered a link: on disk before anybody hears of them."""
-
-    def __init__(self, home: SpaceHome) -> None:
-        self.folder = home.link_keys
-
-    def make(self, link: str) -> KeyPair:
-        key = KeyPair.generate()
-        for folder in (self.folder.parent, self.folder):
-            private_dir(folder)
-        write_private(self._path(link), key.seed + "\n")
-        return key
-
-    def get(self, link: str) -> KeyPair:
-        path = self._path(link)
-        try:
-            return KeyPair(read_private(path).strip())
-        except (ConfigError, InvalidName, OSError) as error:
-            raise DeniedError(f"the key that belongs to link {link} is lost: ask for another invitation") from error
-
-    def forget(self, link: str) -> None:
-        self._path(link).unlink(missing_ok=True)
-
-    def _path(self, link: str) -> Path:
-        return self.folder / f"{link}.seed"
-
-
 class LinkInviter:
     """Links that are offered and accepted, under the admin lock."""
 
     def __init__(self, admin: Administrator) -> None:
         self.admin = admin
         self.inviter = Inviter(admin)
-        self.keys = LinkKeys(admin.home)
         self.peers = LinkPeers.below(admin.home)
 
     def invite(self, terms: LinkTerms, seconds: int, reach: Reach) -> tuple[Invitation, InvitationLine]:
@@ -135,15 +106,15 @@ class LinkInviter:
             space=self.admin.info.name,
             space_id=self.admin.info.id,
             steward=steward_key_of(self.admin.home),
-            user=self.keys.make(link).id,
+            user=self.peers.make_key(link).id,
             shares=minimal(terms.shares),
-            wants=minimal(terms.takes or ()),
+            wants=minimal(terms.takes),
             renews=renews,
             **limits_of(terms),
         )
         text, signature = signed_offer(self.admin.keyring.core, offer)
         local = is_loopback(reach.host)
-        promise = LinkPromise(link, text, signature, terms.takes or {}, terms.called, local, renews=renews)
+        promise = LinkPromise(link, text, signature, terms.takes, terms.called, local, renews=renews)
         made = self.inviter.promise(Invitation("", 0, 0, link=promise), line)
         self._forget_keys()
         return made, line
@@ -161,9 +132,8 @@ class LinkInviter:
     @staticmethod
     def _check_passing(terms: LinkTerms) -> None:
         check_patterns(terms.shares)
-        channel_map(terms.takes or {})
-        if terms.until is not None and terms.until <= time.time():
-            raise UsageError("the link would have ended already: name a later time, or none")
+        channel_map(terms.takes)
+        check_until(terms.until)
 
     def _check_name(self, name: str) -> None:
         check_space(name)
@@ -187,7 +157,7 @@ class LinkInviter:
         open_ones = {offer.link for offer, state in offers if state == "open"}
         for offer, state in offers:
             if not offer.agreed and state != "open" and offer.link not in open_ones:
-                self.keys.forget(offer.link)
+                self.peers.forget_key(offer.link)
 
     async def redeem(self, invitation_id: str, user: str, said: SignedAcceptance) -> AgreedLink:
         """Make the link that was accepted. The same key again, with the same terms, finds it made."""
@@ -196,17 +166,12 @@ class LinkInviter:
         invitation = self.admin.invitations.promised(invitation_id, user, for_link=True)
         promise = invitation.link
         assert promise is not None
-        offer, acceptance = judged(promise, user, said, steward_key_of(self.admin.home))
-        row = self.admin.links.get(promise.link)
-        if is_made(row, promise, user):
-            check_unchanged(row, promise, said)
-        else:
-            check_acceptor(self.admin.links, promise, acceptance)
-            check_newest(self.keys, offer)
-            name = promise.called or self._free_name(acceptance)
-            record = _record(acceptance, promise, name)
-            if row is not None:
-                record = _renewed(record, terms_of(row), offer, acceptance)
+        links, steward_key = self.admin.links, steward_key_of(self.admin.home)
+        offer, acceptance, row = reviewed(links, self.peers, promise, user, said, steward_key)
+        if row is None:
+            record = _record(acceptance, promise, promise.called or self._free_name(acceptance))
+            if promise.renews:
+                record = _renewed(record, terms_of(check_renewable(links, promise)), offer, acceptance)
             invitation = self.admin.invitations.put(invitation, taken=(user,), link=replace(promise, agreed=said.text))
             failpoints.reach("link_redeem.after_taken")
             row = (await linker.set(record)).row
@@ -224,14 +189,17 @@ class LinkInviter:
     async def _keep_peer(self, invitation: Invitation, acceptance: LinkAcceptance, user: str) -> None:
         """How our worker reaches the other space, if it can. The key goes where it is used."""
         link = acceptance.link
-        if not is_kept(self.peers, acceptance, user):
-            creds = jwt.credentials(acceptance.token, self.keys.get(link))
+        if not self.peers.has(link, user, acceptance.url):
+            creds = jwt.credentials(acceptance.token, self.peers.key(link))
             if acceptance.url and acceptance.shares and invitation.link is not None:
                 why = await _unreached(acceptance.url, creds, acceptance.space)
                 self.admin.invitations.put(invitation, link=replace(invitation.link, unreached=why))
-            keep_peer(self.peers, peer_of(acceptance), creds)
+            if acceptance.url:
+                self.peers.put(_peer_of(acceptance), creds)
+            else:
+                self.peers.put_creds(link, creds)
             failpoints.reach("link_redeem.after_peer")
-        self.keys.forget(link)
+        self.peers.forget_key(link)
 
 
 async def _unreached(url: str, creds: str, space: str) -> str:
@@ -254,7 +222,30 @@ def steward_key_of(home: SpaceHome) -> str:
     return KeyPair(read_private(home.creds / "steward.key").strip()).id
 
 
-def judged(
+def reviewed(
+    links: LinkLedger, peers: LinkPeers, promise: LinkPromise, user: str, said: SignedAcceptance, steward_key: str
+) -> tuple[LinkOffer, LinkAcceptance, AgreedLink | None]:
+    """What was offered, what came back, and the link if it was made of both before. DeniedError if it cannot be made:
+    a link is renewed by its own space, and a new one is for a space without."""
+    offer, acceptance = _judged(promise, user, said, steward_key)
+    row = links.get(promise.link)
+    if is_made(row, promise, user):
+        if row.state in ("ending", "off"):
+            raise AuthRevoked(f"link {row.link} was removed since: ask for another invitation")
+        if promise.agreed != said.text:
+            raise DeniedError(
+                "this invitation was accepted with other terms, by the same key: repeat those, or ask again"
+            )
+        return offer, acceptance, row
+    if not promise.renews:
+        check_unlinked(links, acceptance.space_id)
+    elif check_renewable(links, promise).origin != acceptance.space_id:
+        raise DeniedError(f"this line renews link {promise.link}, which is with another space than yours")
+    check_newest(peers, offer)
+    return offer, acceptance, None
+
+
+def _judged(
     promise: LinkPromise, user: str, said: SignedAcceptance, steward_key: str
 ) -> tuple[LinkOffer, LinkAcceptance]:
     """What was offered and what came back; DeniedError if nothing comes of both."""
@@ -293,15 +284,6 @@ def is_made(row: AgreedLink | None, promise: LinkPromise, user: str) -> TypeGuar
     return row is not None and (row.peer == user or not promise.renews)
 
 
-def check_acceptor(ledger: LinkLedger, promise: LinkPromise, acceptance: LinkAcceptance) -> None:
-    """May this space have what was promised? A link is renewed by its own space, a new one is for one without."""
-    if not promise.renews:
-        check_unlinked(ledger, acceptance.space_id)
-        return
-    if check_renewable(ledger, promise).origin != acceptance.space_id:
-        raise DeniedError(f"this line renews link {promise.link}, which is with another space than yours")
-
-
 def check_renewable(ledger: LinkLedger, promise: LinkPromise) -> AgreedLink:
     """The link that a line renews, if there still is one."""
     row = ledger.get(promise.link)
@@ -310,18 +292,10 @@ def check_renewable(ledger: LinkLedger, promise: LinkPromise) -> AgreedLink:
     return row
 
 
-def check_newest(keys: LinkKeys, offer: LinkOffer) -> None:
+def check_newest(peers: LinkPeers, offer: LinkOffer) -> None:
     """The key that our user has over there is the one of the last line that was made for a link."""
-    if keys.get(offer.link).id != offer.user:
+    if peers.key(offer.link).id != offer.user:
         raise DeniedError(f"a newer line was made for link {offer.link}, and takes the place of this one")
-
-
-def check_unchanged(row: AgreedLink, promise: LinkPromise, said: SignedAcceptance) -> None:
-    """A link that was made by an acceptance is made by that one only."""
-    if row.state in ("ending", "off"):
-        raise AuthRevoked(f"link {row.link} was removed since: ask for another invitation")
-    if promise.agreed != said.text:
-        raise DeniedError("this invitation was accepted with other terms, by the same key: repeat those, or ask again")
 
 
 def check_unlinked(ledger: LinkLedger, space_id: str) -> None:
@@ -349,29 +323,8 @@ def taken_names(own: str, ledger: LinkLedger) -> set[str]:
     return {own, *(str(row.terms.get("space", "")) for row in live)}
 
 
-def peer_of(other: LinkAcceptance) -> PeerAccess | str:
-    """How the other space is reached; only its link if it is not."""
-    if not other.url:
-        return other.link
+def _peer_of(other: LinkAcceptance) -> PeerAccess:
     return PeerAccess(link=other.link, space=other.space, id=other.space_id, steward=other.steward, url=other.url)
-
-
-def is_kept(peers: LinkPeers, other: LinkAcceptance, user: str) -> bool:
-    """Is it known how the other space is reached, as the user that was agreed on?"""
-    creds = peers.creds(other.link)
-    if not creds.exists() or (other.url and peers.get(other.link) is None):
-        return False
-    return jwt.split_credentials(read_private(creds))[1].id == user
-
-
-def keep_peer(peers: LinkPeers, peer: PeerAccess | str, creds: str) -> None:
-    """The credential alone if nobody knows where the other space is."""
-    if isinstance(peer, PeerAccess):
-        peers.put(peer, creds)
-        return
-    for folder in (peers.folder.parent, peers.folder):
-        private_dir(folder)
-    write_private(peers.creds(peer), creds)
 
 
 def _record(acceptance: LinkAcceptance, promise: LinkPromise, name: str) -> Link:

@@ -53,7 +53,7 @@ class Linker:
         it was accepted here."""
         await self.finish()
         before = self.ledger.get(terms.link)
-        self._check_until(terms)
+        check_until(terms.until)
         key = KeyPair.generate() if make_peer else None
         peer = key.id if key is not None else terms.peer or (before.peer if before else "")
         row = self._row(terms, check_agent_id(peer) if peer else "", before)
@@ -67,11 +67,6 @@ class Linker:
             self.ledger.put(before) if before is not None else self.ledger.forget(terms.link)
             raise
         return Linked(row, jwt.credentials(row.token, key) if key is not None else "")
-
-    @staticmethod
-    def _check_until(terms: Link) -> None:
-        if terms.until is not None and terms.until <= time.time():
-            raise UsageError(f"link {terms.link} would have ended already: name a later time, or none")
 
     def _row(self, terms: Link, peer: str, before: AgreedLink | None) -> AgreedLink:
         void, fields = dict(before.void) if before else {}, msgspec.to_builtins(terms)
@@ -194,6 +189,11 @@ class Linker:
         for row in due:
             self.ledger.put(self._with_token(row))
         return [row.link for row in due]
+
+
+def check_until(until: int | None) -> None:
+    if until is not None and until <= time.time():
+        raise UsageError("the link would have ended already: name a later time, or none")
 
 
 def terms_of(row: AgreedLink) -> Link:

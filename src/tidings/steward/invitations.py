@@ -22,17 +22,7 @@ from typing import Any
 
 from tidings.admin.agents import Ledger
 from tidings.admin.invitations import Invitation, Invitations, LinkPromise
-from tidings.admin.link_inviting import (
-    LinkKeys,
-    check_acceptor,
-    check_newest,
-    check_renewable,
-    check_unchanged,
-    is_kept,
-    is_made,
-    judged,
-    lost_words,
-)
+from tidings.admin.link_inviting import check_newest, check_renewable, is_made, lost_words, reviewed
 from tidings.admin.link_peers import LinkPeers
 from tidings.admin.link_registry import LinkLedger
 from tidings.errors import (
@@ -98,7 +88,7 @@ class InvitationHandlers:
         if promise.renews and not is_made(self.links.get(promise.link), promise, user):
             # whoever accepts cuts the user it had first: what would be refused then is refused before
             check_renewable(self.links, promise)
-            check_newest(LinkKeys(self.space.home), offer)
+            check_newest(LinkPeers.below(self.space.home), offer)
         return _sealed(user, {"offer": promise.offer, "signature": promise.signature})
 
     @handles("accept", "redeem")
@@ -158,13 +148,9 @@ class InvitationHandlers:
         }
 
     def _granted_link(self, promise: LinkPromise, user: str, said: SignedAcceptance) -> dict[str, Any] | None:
-        offer, accepted = judged(promise, user, said, self.space.table.steward_key)
-        row = self.links.get(promise.link)
-        if not is_made(row, promise, user):
-            check_acceptor(self.links, promise, accepted)
-            return None
-        check_unchanged(row, promise, said)
-        if row.state != "on" or not is_kept(LinkPeers.below(self.space.home), accepted, offer.user):
+        peers, steward_key = LinkPeers.below(self.space.home), self.space.table.steward_key
+        offer, accepted, row = reviewed(self.links, peers, promise, user, said, steward_key)
+        if row is None or row.state != "on" or not peers.has(row.link, offer.user, accepted.url):
             return None
         if row.peer != user:
             raise ConflictError("the link was made and has another user since: ask for another invitation")

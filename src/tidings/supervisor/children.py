@@ -193,7 +193,7 @@ async def _redeem(admin: Administrator, invitation: str, key: str, asked: dict[s
     if "text" not in asked:
         from tidings.admin.inviting import Inviter
 
-        return (await Inviter(admin).redeem(invitation, key, asked["name"])).row.name
+        return (await Inviter(admin).redeem(invitation, key, asked["name"])).name
     from tidings.admin.link_inviting import LinkInviter
     from tidings.wire.link_terms import SignedAcceptance
 

@@ -14,7 +14,7 @@
     33   with trust 1: the public key of the authority (P-256, compressed)
     4    SHA-256 of everything before it, from the first letter of the line on: its first bytes
 
-Numbers are big-endian. The token is not in it: both sides derive the same one (`server/invitation_token.py`), so the
+Numbers are big-endian. The token is not in it: both sides derive the same one (`server/grants.py`), so the
 line stays short enough to paste. Whoever has the line may ask; what comes of it is sealed for the key that asked, and
 that key proves with `acceptance` that it did.
 """
