@@ -15,7 +15,6 @@ import base64
 import os
 import time
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard
 
 import msgspec
 
@@ -166,12 +165,12 @@ class LinkInviter:
         invitation = self.admin.invitations.promised(invitation_id, user, for_link=True)
         promise = invitation.link
         assert promise is not None
-        links, steward_key = self.admin.links, steward_key_of(self.admin.home)
-        offer, acceptance, row = reviewed(links, self.peers, promise, user, said, steward_key)
+        review = LinkReview(self.admin.home, self.admin.info.id, steward_key_of(self.admin.home))
+        offer, acceptance, row = review.accepted(promise, user, said)
         if row is None:
             record = _record(acceptance, promise, promise.called or self._free_name(acceptance))
-            if promise.renews:
-                record = _renewed(record, terms_of(check_renewable(links, promise)), offer, acceptance)
+            if (before := review.renewed(promise)) is not None:
+                record = _renewed(record, terms_of(before), offer, acceptance)
             invitation = self.admin.invitations.put(invitation, taken=(user,), link=replace(promise, agreed=said.text))
             failpoints.reach("link_redeem.after_taken")
             row = (await linker.set(record)).row
@@ -222,48 +221,69 @@ def steward_key_of(home: SpaceHome) -> str:
     return KeyPair(read_private(home.creds / "steward.key").strip()).id
 
 
-def reviewed(
-    links: LinkLedger, peers: LinkPeers, promise: LinkPromise, user: str, said: SignedAcceptance, steward_key: str
-) -> tuple[LinkOffer, LinkAcceptance, AgreedLink | None]:
-    """What was offered, what came back, and the link if it was made of both before. DeniedError if it cannot be made:
-    a link is renewed by its own space, and a new one is for a space without."""
-    offer, acceptance = _judged(promise, user, said, steward_key)
-    row = links.get(promise.link)
-    if is_made(row, promise, user):
-        if row.state in ("ending", "off"):
+class LinkReview:
+    """What the line of a link is still good for: checked by the steward before a process is started for anybody, and by
+    the administrator before anything is written."""
+
+    def __init__(self, home: SpaceHome, space_id: str, steward_key: str) -> None:
+        self.links, self.peers, self.steward_key = LinkLedger.below(home, space_id), LinkPeers.below(home), steward_key
+
+    def offered(self, promise: LinkPromise, user: str) -> LinkOffer:
+        """What the line offers to this user; DeniedError if nothing can come of that."""
+        offer = read_offer(promise.offer, promise.signature)
+        if offer.steward != self.steward_key:
+            raise DeniedError(
+                "the space has another key of its steward since it invited you: ask for another invitation"
+            )
+        if self._made(promise, user) is None:
+            # whoever accepts a renewal cuts the user it had first: what would be refused then is refused before
+            self.renewed(promise)
+            if self.peers.key(offer.link).id != offer.user:
+                raise DeniedError(f"a newer line was made for link {offer.link}, and takes the place of this one")
+        return offer
+
+    def accepted(
+        self, promise: LinkPromise, user: str, said: SignedAcceptance
+    ) -> tuple[LinkOffer, LinkAcceptance, AgreedLink | None]:
+        """What was offered, what came back, and the link if it was made of both before. DeniedError if it cannot be: a
+        link is renewed by its own space, and a new one is for a space without."""
+        offer = self.offered(promise, user)
+        acceptance = read_acceptance(promise.offer, user, said)
+        check_within(offer, acceptance)
+        if acceptance.until is not None and acceptance.until <= time.time():
+            raise DeniedError("the link would have ended already: ask for another invitation")
+        _check_address(acceptance.url, local=promise.local)
+        try:
+            named = jwt.decode(acceptance.token)["sub"]
+        except (WireError, KeyError):
+            named = None
+        if named != offer.user:
+            raise DeniedError("the token is not one of the user that the offer names")
+        if (row := self._made(promise, user)) is None:
+            before = self.renewed(promise)
+            if before is None:
+                check_unlinked(self.links, acceptance.space_id)
+            elif before.origin != acceptance.space_id:
+                raise DeniedError(f"this line renews link {promise.link}, which is with another space than yours")
+        elif row.state in ("ending", "off"):
             raise AuthRevoked(f"link {row.link} was removed since: ask for another invitation")
-        if promise.agreed != said.text:
+        elif promise.agreed != said.text:
             raise DeniedError(
                 "this invitation was accepted with other terms, by the same key: repeat those, or ask again"
             )
         return offer, acceptance, row
-    if not promise.renews:
-        check_unlinked(links, acceptance.space_id)
-    elif check_renewable(links, promise).origin != acceptance.space_id:
-        raise DeniedError(f"this line renews link {promise.link}, which is with another space than yours")
-    check_newest(peers, offer)
-    return offer, acceptance, None
 
+    def _made(self, promise: LinkPromise, user: str) -> AgreedLink | None:
+        """The link that a line promised. One that it renews is there before, with another user."""
+        row = self.links.get(promise.link)
+        return row if row is not None and (row.peer == user or not promise.renews) else None
 
-def _judged(
-    promise: LinkPromise, user: str, said: SignedAcceptance, steward_key: str
-) -> tuple[LinkOffer, LinkAcceptance]:
-    """What was offered and what came back; DeniedError if nothing comes of both."""
-    offer = read_offer(promise.offer, promise.signature)
-    if offer.steward != steward_key:
-        raise DeniedError("the space has another key of its steward since it invited you: ask for another invitation")
-    acceptance = read_acceptance(promise.offer, user, said)
-    check_within(offer, acceptance)
-    if acceptance.until is not None and acceptance.until <= time.time():
-        raise DeniedError("the link would have ended already: ask for another invitation")
-    _check_address(acceptance.url, local=promise.local)
-    try:
-        named = jwt.decode(acceptance.token)["sub"]
-    except (WireError, KeyError):
-        named = None
-    if named != offer.user:
-        raise DeniedError("the token is not one of the user that the offer names")
-    return offer, acceptance
+    def renewed(self, promise: LinkPromise) -> AgreedLink | None:
+        """The link that a line renews, which there must still be; None of a line for a new one."""
+        row = self.links.get(promise.link) if promise.renews else None
+        if promise.renews and (row is None or row.state in ("ending", "off")):
+            raise DeniedError(f"link {promise.link} was removed since: ask for another invitation")
+        return row
 
 
 def _check_address(url: str, *, local: bool) -> None:
@@ -277,25 +297,6 @@ def _check_address(url: str, *, local: bool) -> None:
             raise DeniedError(f"{each.url} leads to your own machine from there: name another address with --url")
         if not each.tls and not is_loopback(each.host):
             raise DeniedError(f"{each.url} would be spoken to in plain: let your space listen with TLS (`--listen`)")
-
-
-def is_made(row: AgreedLink | None, promise: LinkPromise, user: str) -> TypeGuard[AgreedLink]:
-    """Is there the link that a line promised? One that it renews is there before, with another user."""
-    return row is not None and (row.peer == user or not promise.renews)
-
-
-def check_renewable(ledger: LinkLedger, promise: LinkPromise) -> AgreedLink:
-    """The link that a line renews, if there still is one."""
-    row = ledger.get(promise.link)
-    if row is None or row.state in ("ending", "off"):
-        raise DeniedError(f"link {promise.link} was removed since: ask for another invitation")
-    return row
-
-
-def check_newest(peers: LinkPeers, offer: LinkOffer) -> None:
-    """The key that our user has over there is the one of the last line that was made for a link."""
-    if peers.key(offer.link).id != offer.user:
-        raise DeniedError(f"a newer line was made for link {offer.link}, and takes the place of this one")
 
 
 def check_unlinked(ledger: LinkLedger, space_id: str) -> None:

@@ -22,9 +22,7 @@ from typing import Any
 
 from tidings.admin.agents import Ledger
 from tidings.admin.invitations import Invitation, Invitations, LinkPromise
-from tidings.admin.link_inviting import check_newest, check_renewable, is_made, lost_words, reviewed
-from tidings.admin.link_peers import LinkPeers
-from tidings.admin.link_registry import LinkLedger
+from tidings.admin.link_inviting import LinkReview, lost_words
 from tidings.errors import (
     ERRORS_BY_CODE,
     AuthRevoked,
@@ -37,7 +35,7 @@ from tidings.errors import (
 from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.requests import Answer, ControlRequest, Idle, handles
 from tidings.wire.invitations import acceptance
-from tidings.wire.link_terms import SignedAcceptance, asking, read_offer, signature_bytes
+from tidings.wire.link_terms import SignedAcceptance, asking, signature_bytes
 from tidings.wire.names import check_agent_id
 from tidings.wire.operations import ACCEPT_WAIT
 from tidings.wire.signing import sealed_for, verify
@@ -68,8 +66,8 @@ class InvitationHandlers:
         return Invitations.below(self.space.home, self.space.info.id)
 
     @property
-    def links(self) -> LinkLedger:
-        return LinkLedger.below(self.space.home, self.space.info.id)
+    def _review(self) -> LinkReview:
+        return LinkReview(self.space.home, self.space.info.id, self.space.table.steward_key)
 
     @handles("accept", "offer")
     async def offer(self, request: ControlRequest) -> Answer:
@@ -80,15 +78,7 @@ class InvitationHandlers:
         self._check_not_lost(request, user, said)
         promise = self._promised(request.sender, user, for_link=True).link
         assert promise is not None
-        offer = read_offer(promise.offer, promise.signature)
-        if offer.steward != self.space.table.steward_key:
-            raise DeniedError(
-                "the space has another key of its steward since it invited you: ask for another invitation"
-            )
-        if promise.renews and not is_made(self.links.get(promise.link), promise, user):
-            # whoever accepts cuts the user it had first: what would be refused then is refused before
-            check_renewable(self.links, promise)
-            check_newest(LinkPeers.below(self.space.home), offer)
+        self._review.offered(promise, user)
         return _sealed(user, {"offer": promise.offer, "signature": promise.signature})
 
     @handles("accept", "redeem")
@@ -148,9 +138,9 @@ class InvitationHandlers:
         }
 
     def _granted_link(self, promise: LinkPromise, user: str, said: SignedAcceptance) -> dict[str, Any] | None:
-        peers, steward_key = LinkPeers.below(self.space.home), self.space.table.steward_key
-        offer, accepted, row = reviewed(self.links, peers, promise, user, said, steward_key)
-        if row is None or row.state != "on" or not peers.has(row.link, offer.user, accepted.url):
+        review = self._review
+        offer, accepted, row = review.accepted(promise, user, said)
+        if row is None or row.state != "on" or not review.peers.has(row.link, offer.user, accepted.url):
             return None
         if row.peer != user:
             raise ConflictError("the link was made and has another user since: ask for another invitation")
@@ -163,7 +153,7 @@ class InvitationHandlers:
         found = self.invitations.get(request.sender)
         if not space or found is None or found.link is None or not found.taken or user in found.taken:
             return
-        row = self.links.get(found.link.link)
+        row = self._review.links.get(found.link.link)
         if row is not None and row.origin == space and verify(space, said, signature_bytes(proof)):
             raise DeniedError(lost_words(self.space.info.name, row.link))
 
