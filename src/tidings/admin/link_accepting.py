@@ -27,13 +27,14 @@ from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.admin.link_inviting import check_unlinked, lost_words, steward_key_of, taken_names
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.link_registry import LinkLedger
-from tidings.admin.linking import Linker, check_until, terms_of
+from tidings.admin.linking import Linker, check_until, link_record, terms_of
 from tidings.admin.listening import address_for
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, UsageError, WireError
 from tidings.nats.address import parse_addresses
 from tidings.util import failpoints
 from tidings.wire.invitations import InvitationLine, check_kind, is_loopback
 from tidings.wire.link_terms import (
+    SWITCHES,
     LinkAcceptance,
     LinkOffer,
     SignedAcceptance,
@@ -234,22 +235,9 @@ class _Acceptor(Handshake[_Progress]):
         self._check_free(admin, offer, called)
         channels, shares = _chosen(offer, wishes, before)
         check_until(wishes.until)
-        record = Link(
-            op="-",
-            link=offer.link,
-            state="on",
-            origin=offer.space_id,
-            space=called,
-            steward=offer.steward,
-            channels=channels,
-            shares=shares,
-            hops=offer.hops,
-            until=earliest(offer.until, wishes.until),
-            peer=offer.user,
-            direct=offer.direct if wishes.direct else "off",
-            roster=offer.roster if wishes.roster else "off",
-            tasks=offer.tasks if wishes.tasks else "off",
-        )
+        switches = {name: getattr(offer, name) if getattr(wishes, name) else "off" for name in SWITCHES}
+        until = earliest(offer.until, wishes.until)
+        record = link_record(offer, called, channels, shares, until=until, **switches)
         record = _as_before(record, before) if before else record
         proposal = Proposal(offer, record, self._own_address(info, wishes.urls))
         check_within(offer, self._acceptance(offer, "", proposal, info, ""))  # what would be refused is not asked for

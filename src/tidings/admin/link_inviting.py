@@ -24,7 +24,7 @@ from tidings.admin.invitations import Invitation, LinkPromise
 from tidings.admin.inviting import Inviter, Reach
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.link_registry import AgreedLink, LinkLedger
-from tidings.admin.linking import Linker, check_until, terms_of
+from tidings.admin.linking import Linker, check_until, link_record, terms_of
 from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError, WireError
 from tidings.nats import jwt
 from tidings.nats.address import parse_addresses
@@ -168,7 +168,9 @@ class LinkInviter:
         review = LinkReview(self.admin.home, self.admin.info.id, steward_key_of(self.admin.home))
         offer, acceptance, row = review.accepted(promise, user, said)
         if row is None:
-            record = _record(acceptance, promise, promise.called or self._free_name(acceptance))
+            channels = restricted(promise.takes, acceptance.shares)
+            name = promise.called or self._free_name(acceptance)
+            record = link_record(acceptance, name, channels, minimal(acceptance.takes))
             if (before := review.renewed(promise)) is not None:
                 record = _renewed(record, terms_of(before), offer, acceptance)
             invitation = self.admin.invitations.put(invitation, taken=(user,), link=replace(promise, agreed=said.text))
@@ -326,21 +328,6 @@ def taken_names(own: str, ledger: LinkLedger) -> set[str]:
 
 def _peer_of(other: LinkAcceptance) -> PeerAccess:
     return PeerAccess(link=other.link, space=other.space, id=other.space_id, steward=other.steward, url=other.url)
-
-
-def _record(acceptance: LinkAcceptance, promise: LinkPromise, name: str) -> Link:
-    return Link(
-        op="-",
-        link=acceptance.link,
-        state="on",
-        origin=acceptance.space_id,
-        space=name,
-        steward=acceptance.steward,
-        channels=restricted(promise.takes, acceptance.shares),
-        shares=minimal(acceptance.takes),
-        peer=acceptance.user,
-        **limits_of(acceptance),
-    )
 
 
 def _renewed(record: Link, current: Link, offer: LinkOffer, acceptance: LinkAcceptance) -> Link:

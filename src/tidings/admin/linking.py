@@ -22,6 +22,7 @@ from tidings.admin.link_registry import AgreedLink
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.nats import jwt
 from tidings.util import failpoints
+from tidings.wire.link_terms import LinkAcceptance, LinkOffer, limits_of
 from tidings.wire.message import new_id
 from tidings.wire.names import check_agent_id
 from tidings.wire.rulings import Link
@@ -200,3 +201,21 @@ def terms_of(row: AgreedLink) -> Link:
     """The record that a row stands for."""
     fields: dict[str, Any] = {"op": row.op, "link": row.link, "origin": row.origin, "peer": row.peer or None}
     return msgspec.convert({**fields, "state": "on", **row.terms}, Link)
+
+
+def link_record(
+    peer: LinkOffer | LinkAcceptance, name: str, channels: dict[str, str], shares: tuple[str, ...], **limits: Any
+) -> Link:
+    """Our record of a link with the space that made `peer`; `limits` that are not named are those it states."""
+    return Link(
+        op="-",
+        link=peer.link,
+        state="on",
+        origin=peer.space_id,
+        space=name,
+        steward=peer.steward,
+        channels=channels,
+        shares=shares,
+        peer=peer.user,
+        **{**limits_of(peer), **limits},
+    )
