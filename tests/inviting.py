@@ -16,8 +16,6 @@ def attend(space: RealSpace) -> list[dict[str, Any]]:
         asked.append(said)
         if "redeem" in said:
             tasks.append(asyncio.create_task(children.redeem(space.home, **said["redeem"])))
-        if "redeem_link" in said:
-            tasks.append(asyncio.create_task(children.redeem_link(space.home, **said["redeem_link"])))
         if "bar" in said:
             tasks.append(asyncio.create_task(children.bar(space.home, said["bar"]["id"], said["bar"]["why"])))
 

@@ -40,9 +40,10 @@ from tidings.nats.errors import NatsError, PublishDenied
 from tidings.rpc.control import ControlClient
 from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import ensure_certificates
-from tidings.server.invitation_token import token_of
+from tidings.server.grants import invitation_token
 from tidings.supervisor.admin_process import AdminProcess
 from tidings.supervisor.watcher import INVITED, MOST_INVITED, Watcher
+from tidings.util.private_files import private_dir, write_private
 from tidings.wire.invitations import InvitationLine, acceptance, parse_invitation
 from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
@@ -89,7 +90,7 @@ async def test_whoever_accepts_is_an_agent_and_its_seed_was_never_where_the_spac
     assert inviting_space.steward is not None
     seeds = [path for path in inviting_space.home.home.rglob("*") if path.is_file() and found.key.seed in text_of(path)]
     assert seeds == []
-    assert list((there.home / "accepting").glob("*.seed")) == []
+    assert list((there.home / "accepting").glob("*.json")) == []
     assert there.imported("bob").stat().st_mode & 0o077 == 0
 
 
@@ -187,11 +188,7 @@ async def test_the_same_key_asks_as_often_as_it_likes(inviting_space: RealSpace,
     line, key = await invited(inviting_space), KeyPair.generate()
     there = machine(tmp_path)
     for _ in range(3):  # as if each answer had been lost
-        (there.home / "accepting").mkdir(parents=True, exist_ok=True, mode=0o700)
-        there.home.chmod(0o700)
-        seed = there.home / "accepting" / f"{line.key.id}.seed"
-        seed.write_text(key.seed)
-        seed.chmod(0o600)
+        keep_key(there, line, key)
         assert (await accept(there, line, "")).id == key.id
     async with inviting_space.administer() as admin:
         assert [(row.id, row.invited, row.state) for row in admin.ledger.rows()] == [(key.id, line.key.id, "active")]
@@ -206,21 +203,22 @@ async def test_an_administrator_that_is_killed_leaves_nobody_half_an_agent(
         armed.setenv("TIDINGS_FAILPOINT", f"{point}:kill")
         async with AdminProcess(inviting_space.home) as admin:
             with pytest.raises(tidings.errors.TidingsError):
-                await admin.ask("redeem", invitation=line.key.id, agent=key.id, name="")
+                await admin.ask("redeem", invitation=line.key.id, agent=key.id, asked={"name": ""})
     with pytest.raises(DeniedError, match="used already"):
         await accept(machine(tmp_path, "a thief"), line, "")
     there = machine(tmp_path)
-    monkeypatch.setattr(accepting, "_kept_key", lambda _home, _line: key)
-    monkeypatch.setattr(accepting, "_key_file", lambda _home, _line: made(there.home / "key"))
+    keep_key(there, line, key)
     assert (await accept(there, line, "")).id == key.id
     async with agent(there) as bob:
         await bob.send("general", "whole")
 
 
-def made(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    return path
+def keep_key(there: SpaceHome, line: InvitationLine, key: KeyPair) -> None:
+    """As an acceptance that asked with this key and was interrupted."""
+    path = there.home / "accepting" / f"{line.key.id}.json"
+    for folder in (there.home, path.parent):
+        private_dir(folder)
+    write_private(path, json.dumps({"seed": key.seed}))
 
 
 async def test_whoever_is_interrupted_after_asking_has_its_key_and_gets_the_answer(
@@ -235,9 +233,9 @@ async def test_whoever_is_interrupted_after_asking_has_its_key_and_gets_the_answ
         cut.setattr(accepting, "_bundle", die)
         with pytest.raises(RuntimeError):
             await accept(there, line, "")
-    (kept,) = (there.home / "accepting").glob("*.seed")
+    (kept,) = (there.home / "accepting").glob("*.json")
     assert kept.stat().st_mode & 0o077 == 0
-    key = KeyPair(kept.read_text().strip())
+    key = KeyPair(json.loads(kept.read_text())["seed"])
     assert (await accept(there, line, "")).id == key.id
 
 
@@ -248,7 +246,7 @@ async def test_it_expires_and_is_revoked_and_whoever_is_connected_with_it_is_cut
     short = await invited(inviting_space, seconds=1, name="dan")
     closed = asyncio.Event()
     line = await invited(inviting_space)
-    creds = jwt.credentials(token_of(line), line.key)
+    creds = jwt.credentials(invitation_token(line), line.key)
     url = inviting_space.info.url
     held = await connect(url, creds, line.key.id, name="held", reconnect=False, on_closed=closed.set)
     async with inviting_space.administer() as admin:
@@ -266,7 +264,7 @@ async def test_it_expires_and_is_revoked_and_whoever_is_connected_with_it_is_cut
 
 async def eventually_refused(home: SpaceHome, line: InvitationLine) -> None:
     while True:
-        creds = jwt.credentials(token_of(line), line.key)
+        creds = jwt.credentials(invitation_token(line), line.key)
         url = accepting.where_of(line).full_url
         try:
             connection = await connect(url, creds, line.key.id, name="early", reconnect=False)
@@ -302,7 +300,7 @@ async def test_the_line_opens_nothing_but_the_one_question(inviting_space: RealS
     complaints: list[str] = []
     connection = await connect(
         inviting_space.info.url,
-        jwt.credentials(token_of(line), line.key),
+        jwt.credentials(invitation_token(line), line.key),
         line.key.id,
         name="curious",
         reconnect=False,
@@ -331,7 +329,7 @@ async def test_a_request_is_signed_by_the_key_it_names_and_only_that_key_opens_t
     inviting_space: RealSpace,
 ) -> None:
     line, key, other = await invited(inviting_space), KeyPair.generate(), KeyPair.generate()
-    creds = jwt.credentials(token_of(line), line.key)
+    creds = jwt.credentials(invitation_token(line), line.key)
     connection = await connect(inviting_space.info.url, creds, line.key.id, name="raw", reconnect=False)
     overheard = await connection.subscribe(f"_INBOX_{line.key.id}.>")
     control = ControlClient(connection, Subjects("main"), line.key.id, timeout=30)
@@ -368,7 +366,7 @@ async def test_a_request_is_signed_by_the_key_it_names_and_only_that_key_opens_t
 async def test_whoever_floods_with_a_line_loses_it(inviting_space: RealSpace) -> None:
     asked = attend(inviting_space)
     line = await invited(inviting_space)
-    creds = jwt.credentials(token_of(line), line.key)
+    creds = jwt.credentials(invitation_token(line), line.key)
     connection = await connect(inviting_space.info.url, creds, line.key.id, name="flood", reconnect=False)
     subject = Subjects("main").control("accept", line.key.id)
 
@@ -396,7 +394,7 @@ async def test_one_line_cannot_fill_the_room_of_all_who_were_invited(inviting_sp
 
     watcher = Watcher(space.home, cut=note, who=INVITED)
     watching = asyncio.create_task(watcher.keep())
-    creds, held = jwt.credentials(token_of(line), line.key), []
+    creds, held = jwt.credentials(invitation_token(line), line.key), []
     try:
         held += [await connect(space.info.url, creds, line.key.id, name="idle", reconnect=False) for _ in range(12)]
         await eventually(lambda: sum(each.is_connected for each in held) <= MOST_INVITED, within=20)
@@ -408,7 +406,7 @@ async def test_one_line_cannot_fill_the_room_of_all_who_were_invited(inviting_sp
 
 async def test_the_key_of_the_line_is_nobodys_key(inviting_space: RealSpace) -> None:
     line = await invited(inviting_space)
-    creds = jwt.credentials(token_of(line), line.key)
+    creds = jwt.credentials(invitation_token(line), line.key)
     connection = await connect(inviting_space.info.url, creds, line.key.id, name="raw", reconnect=False)
     control = ControlClient(connection, Subjects("main"), line.key.id, timeout=30)
     signature = line.key.sign(acceptance("main", line.key.id, line.key.id, ""))
@@ -447,7 +445,7 @@ async def test_a_damaged_row_is_read_from_its_other_place_and_stops_nobody(
 
 async def test_a_key_that_cannot_be_read_is_named_with_what_to_do(inviting_space: RealSpace, tmp_path: Path) -> None:
     line, there = await invited(inviting_space), machine(tmp_path)
-    seed = there.home / "accepting" / f"{line.key.id}.seed"
+    seed = there.home / "accepting" / f"{line.key.id}.json"
     for folder in (there.home, seed.parent):
         folder.mkdir(mode=0o700)
     seed.touch(0o600)

@@ -32,7 +32,7 @@ from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.nats.errors import NatsError
 from tidings.rpc.control import ControlClient
-from tidings.server.invitation_token import token_of
+from tidings.server.grants import invitation_token
 from tidings.server.keyring import Keyring
 from tidings.supervisor.admin_process import AdminProcess
 from tidings.wire.invitations import InvitationLine, acceptance, parse_invitation
@@ -131,7 +131,7 @@ async def test_both_spaces_write_down_what_was_agreed_and_each_can_ask_the_other
         key = jwt.split_credentials(creds.read_text())[1]
         in_files = [path for path in there.home.home.rglob("*") if path.is_file() and key.seed in text_of(path)]
         assert in_files == [], "a seed is where it was made, and nowhere else"
-    assert list(a.home.link_keys.glob("*.seed")) == []
+    assert list(a.home.link_peers.glob("*.seed")) == []
 
 
 def text_of(path: Path) -> str:
@@ -300,9 +300,9 @@ async def test_an_administrator_that_is_killed_leaves_no_half_link(
 
     def tell(said: dict[str, Any]) -> None:
         """The first administrator is killed, those after it are not."""
-        if "redeem_link" in said and not dead:
+        if "redeem" in said and not dead:
             dead.append(TimeoutError())
-            tasks.append(asyncio.create_task(killed(said["redeem_link"])))
+            tasks.append(asyncio.create_task(killed(said["redeem"])))
         elif working is not None:
             working(said)
 
@@ -311,7 +311,7 @@ async def test_an_administrator_that_is_killed_leaves_no_half_link(
             armed.setenv("TIDINGS_FAILPOINT", f"{point}:kill")
             async with AdminProcess(a.home) as admin:
                 with pytest.raises(TidingsError):
-                    await admin.ask("redeem_link", **asked)
+                    await admin.ask("redeem", **asked)
 
     tasks: list[asyncio.Task[None]] = []
     assert a.steward is not None
@@ -335,7 +335,7 @@ async def test_an_answer_that_was_lost_comes_again(
 
     async def lost(*asked: Any) -> Any:
         answer = await whole(*asked)
-        if asked[2] == "link":
+        if asked[2] == "redeem":
             raise OutcomeUnknown("the answer was lost")
         return answer
 
@@ -478,7 +478,7 @@ async def test_what_the_other_cannot_reach_is_said_and_the_other_direction_works
         assert (again.already, again.url) == (True, "")
 
 
-async def test_a_file_that_cannot_be_read_is_named_and_older_rows_are_read(
+async def test_a_file_that_cannot_be_read_is_named_with_what_to_do(
     spaces: tuple[RealSpace, RealSpace],
 ) -> None:
     a, b = spaces
@@ -490,16 +490,6 @@ async def test_a_file_that_cannot_be_read_is_named_and_older_rows_are_read(
     with pytest.raises(ConfigError, match="is damaged: remove it"):
         await taken(b, line)
     damaged.unlink()
-    async with a.administer() as admin:  # as a version wrote it that knew no links
-        promised = Invitation(id="", issued=0, expires=0, name="bob", read=("general",), post=("general",))
-        made, _ = Inviter(admin).invite(promised, 3_600, reach_of(admin, None))
-        for folder in (a.home.invited, a.home.remembered / a.info.id / "invited"):
-            path = folder / f"{made.id}.json"
-            row = msgspec.json.decode(path.read_bytes())
-            assert row.pop("link") is None
-            path.write_bytes(msgspec.json.encode(row))
-        found = admin.invitations.get(made.id)
-    assert found == made
     assert (await taken(b, line)).record.state == "on"
 
 
@@ -526,7 +516,7 @@ async def taken_from_far(space: RealSpace, line: InvitationLine) -> AcceptedLink
 
 @asynccontextmanager
 async def asker(space: RealSpace, line: InvitationLine) -> AsyncIterator[ControlClient]:
-    creds = jwt.credentials(token_of(line), line.key)
+    creds = jwt.credentials(invitation_token(line), line.key)
     connection = await connect(space.info.url, creds, line.key.id, name="raw", reconnect=False)
     try:
         yield ControlClient(connection, Subjects(space.info.name), line.key.id, timeout=30)
@@ -577,7 +567,7 @@ class Stranger:
         return signed_acceptance(self.space, self.user, acceptance)
 
     async def accept(self, control: ControlClient, said: SignedAcceptance) -> dict[str, Any]:
-        answer = await control.call("accept", "link", id=self.user.id, **said._asdict())
+        answer = await control.call("accept", "redeem", id=self.user.id, **said._asdict())
         return dict(msgspec.json.decode(self.user.open_sealed(base64.b64decode(answer["sealed"]))))
 
 
@@ -635,7 +625,7 @@ async def test_what_is_wider_than_the_offer_or_not_of_it_is_refused_before_anybo
             async with inviter.administer() as admin:
                 with pytest.raises(DeniedError):
                     await LinkInviter(admin).redeem(line.key.id, stranger.user.id, said)
-        assert ([each for each in asked if "redeem_link" in each], on(inviter)) == ([], [])
+        assert ([each for each in asked if "redeem" in each], on(inviter)) == ([], [])
         answer = await stranger.accept(control, stranger.sign(stranger.acceptance(offer)))
         assert (answer["link"], answer["called"]) == (offer.link, "strange")
 

@@ -1,6 +1,8 @@
-"""Accepting an invitation: a key is made here, its place is asked for, and what comes back becomes a bundle.
+"""Accepting an invitation: a key is made here, what the line promises is asked for, and what comes back is kept.
 
-    line -> certificate of the server, checked by the key in the line -> one request -> bundle below `imported/`
+    line -> certificate of the server, checked by the key in the line -> requests -> what was granted
+
+An agent's place becomes a bundle below `imported/`; a link is more work (`link_accepting.py`) on the same handshake.
 
 The seed of the new key is written before anything is asked and never travels; whoever is interrupted finds it again by
 accepting the same line, and gets the same answer. What the server shows is first only looked at: nothing is said to it
@@ -15,9 +17,12 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from tidings.admin.home import SpaceHome
 from tidings.admin.identity import Identity, bundle_identity
@@ -39,7 +44,7 @@ from tidings.nats.errors import ProtocolError
 from tidings.nats.proxy import END, MAX_ANSWER, check_tunnel, proxy_for, tunnel_request
 from tidings.rpc.control import ControlClient
 from tidings.server.certificate_files import server_name
-from tidings.server.invitation_token import token_of
+from tidings.server.grants import invitation_token
 from tidings.util.backoff import Backoff
 from tidings.util.private_files import locked, private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, Trust, acceptance, check_kind
@@ -54,15 +59,100 @@ AGAIN = Backoff(1.0, 5.0)
 Tell = Callable[[str], None]
 
 
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the acceptance of one line is."""
+
+    #: of the key that asks; empty once a credential has it
+    seed: str
+
+
+P = TypeVar("P", bound=Progress)
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Holds the lock of the folder in which acceptances of one kind are kept."""
+    for each in (folder.parent, folder):
+        private_dir(each)
+    with locked(folder / "lock", "accepting an invitation", wait=ACCEPT_WAIT):
+        yield
+
+
+class Handshake(Generic[P]):
+    """One line that is being accepted. Its key and its progress are on disk before anybody hears of them."""
+
+    def __init__(self, folder: Path, line: InvitationLine, kind: type[P], tell: Tell) -> None:
+        self.line, self.tell = line, tell
+        self.path = folder / f"{line.key.id}.json"
+        self.is_new = not self.path.exists()
+        if self.is_new:
+            self.put(kind(seed=KeyPair.generate().seed))
+        self.progress = read_progress(self.path, kind)
+
+    def put(self, progress: P) -> None:
+        write_private(self.path, msgspec.json.encode(progress).decode() + "\n")
+        self.progress = progress
+
+    def change(self, **changes: Any) -> None:
+        self.put(msgspec.structs.replace(self.progress, **changes))
+
+    @property
+    def key(self) -> KeyPair:
+        return KeyPair(self.progress.seed)
+
+    async def ask(self, do: str, **asked: str) -> dict[str, Any]:
+        """What the space that invited answers to our key, asked again while it is busy or does not answer."""
+        url, delays = (await asyncio.to_thread(where_of, self.line)).full_url, AGAIN.delays()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                said = await _ask_once(self.line, url, do, {"id": self.key.id, **asked})
+                return dict(json.loads(self.key.open_sealed(base64.b64decode(said["sealed"]))))
+            except NameTaken:
+                raise
+            except (ConflictError, OutcomeUnknown, BrokerUnreachable) as error:
+                again = _away(self.line, error) if isinstance(error, BrokerUnreachable) else error
+                if attempt == ATTEMPTS:
+                    raise again from error
+                self.tell(f"{again}; asking again")
+            except AuthRevoked as error:
+                raise AuthRevoked(_not_taken(self.line)) from error
+            except (ValueError, KeyError, TypeError) as error:
+                raise WireError("the space answered with something that is no answer to this") from error
+            await asyncio.sleep(next(delays))
+        raise AssertionError("unreachable")
+
+    def granted(self, answer: dict[str, Any]) -> tuple[str, str]:
+        """Our credential, and where the space is; KeyError, TypeError or ValueError if neither is in the answer."""
+        token = str(answer["jwt"])
+        if jwt.decode(token)["sub"] != self.key.id:
+            raise WireError("the space gave what it promised to another key than ours")
+        return jwt.credentials(token, self.key), addresses_of(self.line, answer)
+
+
+def read_progress(path: Path, kind: type[P]) -> P:
+    try:
+        found = msgspec.json.decode(read_private(path), type=kind)
+        if found.seed:
+            KeyPair(found.seed)
+    except (msgspec.MsgspecError, InvalidName) as error:
+        raise ConfigError(
+            f"{path} is damaged: remove it and accept again. If the invitation is used by then, its key was in there: "
+            "ask for another"
+        ) from error
+    return found
+
+
+# --- becoming an agent ---
+
+
 async def accept(home: SpaceHome, line: InvitationLine, name: str, tell: Tell = lambda _text: None) -> Identity:
     """Become the agent that a line promises. `name`: what to be called, if the line leaves that open."""
     check_kind(line, for_link=False)
-    for folder in (home.home, home.home / "accepting"):
-        private_dir(folder)
-    with locked(home.home / "accepting" / "lock", "accepting an invitation", wait=ACCEPT_WAIT):
+    folder = home.home / "accepting"
+    with one_at_a_time(folder):
         if (already := _accepted(home, line)) is not None:
             return already
-        return await _accept(home, line, name, tell)
+        return await _accept(home, Handshake(folder, line, Progress, tell), name)
 
 
 def _accepted(home: SpaceHome, line: InvitationLine) -> Identity | None:
@@ -73,31 +163,44 @@ def _accepted(home: SpaceHome, line: InvitationLine) -> Identity | None:
     return None
 
 
-async def _accept(home: SpaceHome, line: InvitationLine, name: str, tell: Tell) -> Identity:
-    key = _kept_key(home, line)
+async def _accept(home: SpaceHome, handshake: Handshake[Progress], name: str) -> Identity:
+    line, key = handshake.line, handshake.key
     if why := _no_room(home, name, key):
         raise ConflictError(f"{why}: accept the line into another home (--home)")
-    url = (await asyncio.to_thread(where_of, line)).full_url
     signature = base64.b64encode(key.sign(acceptance(line.space, line.key.id, key.id, name))).decode()
-    asked = {"id": key.id, "name": name, "sig": signature}
-    answer = await ask(line, url, key, "redeem", asked, tell)
-    found = _bundle(line, key, answer)
+    answer = await handshake.ask("redeem", name=name, sig=signature)
+    found = _bundle(handshake, answer)
     kept = home.imported(found["agent"]["name"])
     before = _replaced(kept, found, answer)
     why = None if before else _no_room(home, found["agent"]["name"], key, found["space_id"])
     if why:
-        kept = _key_file(home, line).with_suffix(".tidings.json")
+        kept = handshake.path.with_suffix(".tidings.json")
     for folder in (home.home, kept.parent.parent, kept.parent):
         private_dir(folder)
     if before is not None:
-        aside = home.home / "accepting" / f"{before}.replaced.json"
+        aside = handshake.path.with_name(f"{before}.replaced.json")
         write_private(aside, read_private(kept))
-        tell(f"the key that {found['agent']['name']} had here is void; its bundle is kept as {aside}")
+        handshake.tell(f"the key that {found['agent']['name']} had here is void; its bundle is kept as {aside}")
     write_private(kept, json.dumps(found, indent=1) + "\n")
-    _key_file(home, line).unlink(missing_ok=True)
+    handshake.path.unlink()
     if why:
         raise ConflictError(f"{why}. The place is yours, and its bundle is {kept}: {_ways_in(home, found, kept)}")
     return bundle_identity(kept)
+
+
+def _bundle(handshake: Handshake[Progress], answer: dict[str, Any]) -> dict[str, Any]:
+    """The same as `tidings agent export` writes, with the address by which the space was reached."""
+    line = handshake.line
+    try:
+        agent = dict(answer["agent"])
+        anchors = {name: str(answer[name]) for name in ("space_id", "steward_key")}
+        creds, url = handshake.granted(answer)
+        if agent["id"] != handshake.key.id:
+            raise WireError("the space gave a place to another key than ours")
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"the space answered with something that is no place in it ({error})") from error
+    place = {"tidings": 1, "space": line.space, **anchors, "url": url, "agent": agent, "creds": creds}
+    return place | {"invitation": line.key.id}
 
 
 def _replaced(kept: Path, found: dict[str, Any], answer: dict[str, Any]) -> str | None:
@@ -129,24 +232,6 @@ def _no_room(home: SpaceHome, name: str, key: KeyPair, space_id: str | None = No
 
 def _is_anothers(kept: Path, key: KeyPair) -> bool:
     return kept.exists() and bundle_identity(kept).id != key.id
-
-
-def _key_file(home: SpaceHome, line: InvitationLine) -> Path:
-    return home.home / "accepting" / f"{line.key.id}.seed"
-
-
-def _kept_key(home: SpaceHome, line: InvitationLine) -> KeyPair:
-    """The key that will be the agent: on disk before anybody hears of it."""
-    path = _key_file(home, line)
-    if not path.exists():
-        write_private(path, KeyPair.generate().seed + "\n")
-    try:
-        return KeyPair(read_private(path).strip())
-    except InvalidName as error:
-        raise ConfigError(
-            f"{path} is damaged: remove it and accept again. If the invitation is used by then, its key was in there: "
-            "ask for another"
-        ) from error
 
 
 # --- whom to trust ---
@@ -226,30 +311,6 @@ def _reach(address: Address) -> socket.socket:
 # --- asking ---
 
 
-async def ask(
-    line: InvitationLine, url: str, key: KeyPair, do: str, asked: dict[str, str], tell: Tell
-) -> dict[str, Any]:
-    """What the space that invited answers to this key, asked again while it is busy or does not answer."""
-    delays = AGAIN.delays()
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            said = await _ask_once(line, url, do, asked)
-            return dict(json.loads(key.open_sealed(base64.b64decode(said["sealed"]))))
-        except NameTaken:
-            raise
-        except (ConflictError, OutcomeUnknown, BrokerUnreachable) as error:
-            again = _away(line, error) if isinstance(error, BrokerUnreachable) else error
-            if attempt == ATTEMPTS:
-                raise again from error
-            tell(f"{again}; asking again")
-        except AuthRevoked as error:
-            raise AuthRevoked(_not_taken(line)) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise WireError("the space answered with something that is no answer to this") from error
-        await asyncio.sleep(next(delays))
-    raise AssertionError("unreachable")
-
-
 def _away(line: InvitationLine, error: BrokerUnreachable) -> BrokerUnreachable:
     """The broker that does not answer is that of whoever invited, and not one that could be started here."""
     if line.trust != Trust.PLAIN:
@@ -272,28 +333,13 @@ def _not_taken(line: InvitationLine) -> str:
 
 
 async def _ask_once(line: InvitationLine, url: str, do: str, asked: dict[str, str]) -> dict[str, Any]:
-    creds = jwt.credentials(token_of(line), line.key)
+    creds = jwt.credentials(invitation_token(line), line.key)
     connection = await connect(url, creds, line.key.id, name="whoever was invited", reconnect=False)
     try:
         control = ControlClient(connection, Subjects(line.space), line.key.id, timeout=ACCEPT_WAIT + PATIENCE)
         return await control.call(INVITATION_SERVICE, do, **asked)
     finally:
         await close_quietly(connection)
-
-
-def _bundle(line: InvitationLine, key: KeyPair, answer: dict[str, Any]) -> dict[str, Any]:
-    """The same as `tidings agent export` writes, with the address by which the space was reached."""
-    try:
-        agent, token = dict(answer["agent"]), str(answer["jwt"])
-        anchors = {name: str(answer[name]) for name in ("space_id", "steward_key")}
-        url = addresses_of(line, answer)
-        if agent["id"] != key.id or jwt.decode(token)["sub"] != key.id:
-            raise WireError("the space gave a place to another key than ours")
-    except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"the space answered with something that is no place in it ({error})") from error
-    creds = jwt.credentials(token, key)
-    place = {"tidings": 1, "space": line.space, **anchors, "url": url, "agent": agent, "creds": creds}
-    return place | {"invitation": line.key.id}
 
 
 def addresses_of(line: InvitationLine, answer: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@
                   agents/         <name>.md, and issued/<id>.json: what was granted, the source of revocations;
                                   invited/<id>.json: what was promised, to whoever has a line
                   links/          <link>.json: what was agreed with which space; peers/: how its broker is reached;
-                                  invited/, accepting/: keys of links that are not agreed yet
+                                  accepting/: links that are not agreed yet
                   links.db        what came over links: the ledger of their worker
                   resolver/       account tokens as the broker serves them
                   js/             the broker's store
@@ -15,7 +15,7 @@
                   external/       what the administrator of a NATS that others run is to add for it
                   lake/           tables of what was delivered and what was quarantined
 <home>/imported/<S>/<name>.json   agents of spaces elsewhere: bundles that `agent import` or `accept` took
-<home>/accepting/<id>.seed        keys whose invitation was not answered yet
+<home>/accepting/<id>.json        keys whose invitation was not answered yet
 <home>/marks/<S>.json             where the log was: outside of what is copied and put back, so that this is noticed
 <home>/marks/<S>.issued/<id>/     rows of agents/issued once more, by the id of the space: what was taken stays taken
 <home>/run/<S>/                   locks, pids, state of what runs
@@ -166,8 +166,7 @@ class SpaceHome:
         self.linked = self.root / "links"
         #: how the spaces it takes something from are reached (`admin/link_peers.py`)
         self.link_peers = self.linked / "peers"
-        #: keys of links that were offered, and links that are being accepted (`admin/link_inviting.py`)
-        self.link_keys = self.linked / "invited"
+        #: links that are being accepted (`admin/link_accepting.py`)
         self.link_accepting = self.linked / "accepting"
         self.link_store = self.root / "links.db"
         self.resolver = self.root / "resolver"

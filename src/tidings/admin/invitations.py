@@ -18,8 +18,10 @@ import msgspec
 
 from tidings.admin.agents import AgentFile
 from tidings.admin.home import SpaceHome
+from tidings.errors import DeniedError, UsageError
 from tidings.util.private_files import private_dir, read_plain, write_private
-from tidings.wire.names import is_agent_id
+from tidings.wire.invitations import wrong_kind
+from tidings.wire.names import check_agent_name, is_agent_id
 
 #: seconds after its end for which one is still listed
 KEPT = 30 * 86_400
@@ -81,15 +83,29 @@ class Invitation:
         rights = (self.read, self.post, self.manage)
         return AgentFile(self.name or name, self.roles, self.description, *rights).checked()
 
-    def refuses(self, agent_id: str, now: float) -> str | None:
+    def name_for(self, wanted: str) -> str:
+        """What the agent is called whose owner wants this name; UsageError if that is not for it to say."""
+        if not self.name and not wanted:
+            raise UsageError("this invitation leaves the name to you: `tidings accept LINE --name NAME`")
+        if self.name and wanted not in ("", self.name):
+            raise UsageError(f"this invitation is for {self.name}: leave --name out")
+        return check_agent_name(self.name or wanted)
+
+    def refuses(self, key: str, now: float) -> str | None:
         """Why this key cannot have what it promises; None if it can, or has it."""
+        if key == self.id:
+            return "the key of an invitation is known to whoever has its line: make another one"
         if self.revoked:
             return "this invitation was revoked: ask for another"
         if now >= self.expires:
             return "this invitation has expired: ask for another"
-        if agent_id not in self.taken and len(self.taken) >= self.uses:
+        if key not in self.taken and len(self.taken) >= self.uses:
             return "this invitation was used already, by another key: ask for another, and tell who invited you"
         return None
+
+    def is_tried_by_stranger(self, key: str, now: float) -> bool:
+        """Does somebody have the line who comes too late, and is not who took it?"""
+        return self.state(now) in ("used", "expired") and key not in (self.id, *self.taken)
 
     def state(self, now: float) -> str:
         if self.revoked:
@@ -119,6 +135,15 @@ class Invitations:
         later = max(found, key=lambda each: each.version)
         whole = [each for each in found if each.version >= 0] or [later]
         return replace(later, revoked=any(each.revoked for each in whole))
+
+    def promised(self, invitation_id: str, key: str, *, for_link: bool) -> Invitation:
+        """What this key may have by a line; DeniedError says why it may have nothing."""
+        found = self.get(invitation_id)
+        if found is None:
+            raise DeniedError("this invitation is not known here: ask for another")
+        if why := found.refuses(key, time.time()) or wrong_kind(is_link=found.link is not None, for_link=for_link):
+            raise DeniedError(why)
+        return found
 
     def all(self) -> list[Invitation]:
         """Every one that is known, by when it was made."""

@@ -13,14 +13,14 @@ import os
 import time
 from dataclasses import dataclass
 
-from tidings.admin.administration import Administrator, Granted
+from tidings.admin.administration import Administrator
 from tidings.admin.agents import CUT, Issued
 from tidings.admin.invitations import Invitation
 from tidings.admin.listening import address_for
 from tidings.errors import AuthRevoked, DeniedError, NameTaken, UsageError
 from tidings.nats.address import Address, parse_addresses
 from tidings.server.certificates import compressed_key
-from tidings.server.invitation_token import text_to_sign
+from tidings.server.grants import invitation_text
 from tidings.util import failpoints
 from tidings.wire.invitations import LONGEST, InvitationLine, Trust, parse_invitation
 from tidings.wire.signing import key_of_seed
@@ -59,7 +59,7 @@ class Inviter:
             raise UsageError("an invitation holds for a minute to 30 days: `--expires 1h`")
         key, issued = key_of_seed(os.urandom(32)), int(time.time())
         account, when = self.admin.keyring.invite, (issued, issued + seconds)
-        text = text_to_sign(self.admin.subjects, account.id, key.id, *when, for_link=for_link)
+        text = invitation_text(self.admin.subjects, account.id, key.id, *when, for_link=for_link)
         line = InvitationLine(
             self.admin.info.name,
             reach.host,
@@ -104,30 +104,18 @@ class Inviter:
         await self.admin.push_invitations()
         return invitation
 
-    async def redeem(self, invitation_id: str, agent_id: str, name: str) -> Granted:
+    async def redeem(self, invitation_id: str, agent_id: str, name: str) -> Issued:
         """Make the key an agent. The same key again finds it made."""
         await self.admin.finish()
-        invitation = self.known.get(invitation_id)
-        if invitation is None:
-            raise DeniedError("there is no such invitation: ask for another")
-        if invitation.link is not None:
-            raise DeniedError("this line links two spaces, and makes nobody an agent: `tidings link accept LINE`")
-        if why := invitation.refuses(agent_id, time.time()):
-            raise DeniedError(why)
-        if agent_id == invitation_id:
-            raise DeniedError("the key of an invitation is known to whoever has its line: make another one")
+        invitation = self.known.promised(invitation_id, agent_id, for_link=False)
         row = self.admin.ledger.get(agent_id)
         if row is not None and row.state in CUT:
             raise AuthRevoked(f"agent {row.name} was revoked: ask for another invitation")
         if row is not None:
             if not (self.admin.home.agents / f"{row.name}.md").exists():  # interrupted before it was written
                 self.admin.write_file(invitation.agent(row.name))
-            return Granted(row, created=False, closed=[])
-        if not invitation.name and not name:
-            raise UsageError("this invitation leaves the name to you: `tidings accept LINE --name NAME`")
-        if invitation.name and name not in ("", invitation.name):
-            raise UsageError(f"this invitation is for {invitation.name}: leave --name out")
-        agent = invitation.agent(name)
+            return row
+        agent = invitation.agent(invitation.name_for(name))
         before = self._replaced(invitation)
         if before is None:
             self._check_free(agent.name, invitation.id)
@@ -145,7 +133,7 @@ class Inviter:
         self.admin.write_file(agent)
         if before is not None:
             await self.admin.cut(before)
-        return Granted(row, created=True, closed=[])
+        return row
 
     def _check_free(self, name: str, invitation_id: str) -> None:
         """In words for whoever accepts, who can do nothing here."""

@@ -13,40 +13,38 @@ What was interrupted or refused then ends nothing.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tidings.admin.accepting import Tell, addresses_of, ask, where_of
+from tidings.admin.accepting import Handshake, Progress, Tell, one_at_a_time, read_progress
 from tidings.admin.administration import Administrator, administer
 from tidings.admin.home import SpaceHome, SpaceInfo
-from tidings.admin.link_inviting import check_unlinked, keep_peer, lost_words, steward_key_of, taken_names
+from tidings.admin.link_inviting import check_unlinked, lost_words, steward_key_of, taken_names
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.link_registry import LinkLedger
-from tidings.admin.linking import Linker, terms_of
+from tidings.admin.linking import Linker, check_until, link_record, terms_of
 from tidings.admin.listening import address_for
-from tidings.errors import AuthRevoked, ConfigError, ConflictError, DeniedError, UsageError, WireError
-from tidings.nats import jwt
+from tidings.errors import AuthRevoked, ConflictError, DeniedError, UsageError, WireError
 from tidings.nats.address import parse_addresses
 from tidings.util import failpoints
-from tidings.util.private_files import locked, private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, check_kind, is_loopback
 from tidings.wire.link_terms import (
+    SWITCHES,
     LinkAcceptance,
     LinkOffer,
     SignedAcceptance,
-    agreed,
     asking,
-    both_on,
+    check_within,
     common,
     earliest,
     hash_of,
+    limited,
+    limits_of,
     minimal,
     read_offer,
     renamed,
@@ -54,9 +52,7 @@ from tidings.wire.link_terms import (
     signed_acceptance,
 )
 from tidings.wire.names import check_space, covers_pattern
-from tidings.wire.operations import ACCEPT_WAIT
 from tidings.wire.rulings import Link
-from tidings.wire.signing import KeyPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +99,9 @@ class AcceptedLink:
     already: bool = False
 
 
-class _Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the acceptance of one line is."""
+class _Progress(Progress, frozen=True, kw_only=True):
+    """Of a link. The seed is of our worker's user at the other broker."""
 
-    #: of our worker's user at the other broker; empty once the credential has it
-    seed: str
     #: the link that we are making, once the operator agreed to it
     link: str = ""
     #: it was there before, and is renewed: whatever is refused or interrupted does not end it
@@ -132,18 +126,14 @@ async def accept_link(
     """Link this space with the one that made the line."""
     check_kind(line, for_link=True)
     home.read_info()
-    for folder in (home.linked, home.link_accepting):
-        private_dir(folder)
-    with locked(home.link_accepting / "lock", "accepting a link", wait=ACCEPT_WAIT):
+    with one_at_a_time(home.link_accepting):
         return await _Acceptor(home, line, tell).run(wishes, agree)
 
 
-class _Acceptor:
+class _Acceptor(Handshake[_Progress]):
     def __init__(self, home: SpaceHome, line: InvitationLine, tell: Tell) -> None:
-        self.home, self.line, self.tell = home, line, tell
-        self.path = home.link_accepting / f"{line.key.id}.json"
-        self.is_new = not self.path.exists()
-        self.progress = self._read()
+        super().__init__(home.link_accepting, line, _Progress, tell)
+        self.home = home
 
     async def run(self, wishes: LinkWishes, agree: Agree) -> AcceptedLink:
         if self.progress.done:
@@ -154,28 +144,6 @@ class _Acceptor:
             self.tell(f"going on with link {self.progress.link}, with what was agreed before")
             await self._check_ours()
         return await self._have_it_accepted()
-
-    # --- what is on disk ---
-
-    def _read(self) -> _Progress:
-        if not self.path.exists():
-            self._put(_Progress(seed=KeyPair.generate().seed))
-        return _progress_in(self.path)
-
-    def _put(self, progress: _Progress) -> None:
-        write_private(self.path, msgspec.json.encode(progress).decode() + "\n")
-        self.progress = progress
-
-    def _change(self, **changes: Any) -> None:
-        self._put(msgspec.structs.replace(self.progress, **changes))
-
-    @property
-    def key(self) -> KeyPair:
-        return KeyPair(self.progress.seed)
-
-    @property
-    def offer(self) -> LinkOffer:
-        return read_offer(self.progress.offer, self.progress.signature)
 
     async def _found(self) -> AcceptedLink:
         """The same line again."""
@@ -212,12 +180,12 @@ class _Acceptor:
             self._check_free(admin, offer, proposal.record.space)
             held = admin.links.get(offer.link)
             had = held is not None and held.state in ("setting", "on")
-            self._change(link=offer.link, had=had, offer=text, signature=signature)
+            self.change(link=offer.link, had=had, offer=text, signature=signature)
             failpoints.reach("link_accept.after_kept")
             row = (await Linker(admin).set(proposal.record, line=self.line.key.id)).row
             failpoints.reach("link_accept.after_record")
             acceptance = self._acceptance(offer, hash_of(text), proposal, info, row.token)
-            self._change(said=signed_acceptance(admin.keyring.core, self.key, acceptance))
+            self.change(said=signed_acceptance(admin.keyring.core, self.key, acceptance))
         failpoints.reach("link_accept.after_said")
 
     def _check_not_lost(self) -> None:
@@ -237,12 +205,8 @@ class _Acceptor:
         signed = {
             name: base64.b64encode(each).decode() for name, each in (("sig", self.key.sign(said)), ("proof", proof))
         }
-        asked = {"id": self.key.id, "space": self.home.read_info().id, **signed}
-        answer = await ask(self.line, await self._where(), self.key, "offer", asked, self.tell)
+        answer = await self.ask("offer", space=self.home.read_info().id, **signed)
         return str(answer.get("offer", "")), str(answer.get("signature", ""))
-
-    async def _where(self) -> str:
-        return (await asyncio.to_thread(where_of, self.line)).full_url
 
     def _checked(self, offer: LinkOffer) -> LinkOffer:
         if (offer.invitation, offer.space) != (self.line.key.id, self.line.space):
@@ -254,7 +218,7 @@ class _Acceptor:
     async def _give_up_others(self, offer: LinkOffer) -> None:
         """Lines of the same space whose acceptance was never finished: their links are ended, this one takes over."""
         for path in self.home.link_accepting.glob("U*.json"):
-            other = _progress_in(path)
+            other = read_progress(path, _Progress)
             if path == self.path or other.done or not other.link:
                 continue
             if read_offer(other.offer, other.signature).space_id == offer.space_id:
@@ -270,26 +234,13 @@ class _Acceptor:
         called = check_space(wishes.called) if wishes.called else before.space if before else offer.space
         self._check_free(admin, offer, called)
         channels, shares = _chosen(offer, wishes, before)
-        until = _earlier(offer.until, wishes.until)
-        record = Link(
-            op="-",
-            link=offer.link,
-            state="on",
-            origin=offer.space_id,
-            space=called,
-            steward=offer.steward,
-            channels=channels,
-            shares=shares,
-            hops=offer.hops,
-            until=until,
-            peer=offer.user,
-            direct=offer.direct if wishes.direct else "off",
-            roster=offer.roster if wishes.roster else "off",
-            tasks=offer.tasks if wishes.tasks else "off",
-        )
+        check_until(wishes.until)
+        switches = {name: getattr(offer, name) if getattr(wishes, name) else "off" for name in SWITCHES}
+        until = earliest(offer.until, wishes.until)
+        record = link_record(offer, called, channels, shares, until=until, **switches)
         record = _as_before(record, before) if before else record
         proposal = Proposal(offer, record, self._own_address(info, wishes.urls))
-        agreed(offer, self._acceptance(offer, "", proposal, info, ""))  # what would be refused is not asked for
+        check_within(offer, self._acceptance(offer, "", proposal, info, ""))  # what would be refused is not asked for
         return proposal
 
     def _check_free(self, admin: Administrator, offer: LinkOffer, called: str) -> None:
@@ -332,15 +283,11 @@ class _Acceptor:
             steward=steward_key_of(self.home),
             user=self.key.id,
             shares=record.shares,
-            until=record.until,
-            hops=record.hops,
-            direct=record.direct,
-            roster=record.roster,
-            tasks=record.tasks,
             offer=offered,
             takes=minimal(record.channels),
             url=proposal.url,
             token=token,
+            **limits_of(record),
         )
 
     async def _check_ours(self) -> None:
@@ -357,8 +304,7 @@ class _Acceptor:
         said = self.progress.said
         assert said is not None
         try:
-            asked = {"id": self.key.id, **said._asdict()}
-            answer = await ask(self.line, await self._where(), self.key, "link", asked, self.tell)
+            answer = await self.ask("redeem", **said._asdict())
         except (DeniedError, UsageError) as error:
             await self._take_back(error)
             raise
@@ -370,7 +316,7 @@ class _Acceptor:
         link, had = self.progress.link, self.progress.had
         if not had:
             await _end(self.home, link, f"the other space refused: {error}")
-        self._put(_Progress(seed=self.progress.seed))
+        self.put(_Progress(seed=self.progress.seed))
         if had:
             self.tell(
                 f"link {link} stays as it is agreed, and what it takes waits: ask for another line that renews it"
@@ -381,12 +327,12 @@ class _Acceptor:
             )
 
     async def _keep(self, answer: dict[str, Any]) -> AcceptedLink:
-        offer = self.offer
+        offer = read_offer(self.progress.offer, self.progress.signature)
         try:
-            token, called = str(answer["jwt"]), check_space(str(answer["called"]))
-            url = addresses_of(self.line, answer)
-            if answer["link"] != offer.link or jwt.decode(token)["sub"] != self.key.id:
-                raise WireError("the space linked something else, or with another key than ours")
+            called = check_space(str(answer["called"]))
+            creds, url = self.granted(answer)
+            if answer["link"] != offer.link:
+                raise WireError("the space linked something else than was agreed")
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"the space answered with something that is no link ({error})") from error
         peer = PeerAccess(link=offer.link, space=offer.space, id=offer.space_id, steward=offer.steward, url=url)
@@ -394,17 +340,10 @@ class _Acceptor:
             row = admin.links.get(offer.link)
             if row is None or row.state != "on":
                 raise ConflictError(f"link {offer.link} was removed here meanwhile: it is to be removed there too")
-            keep_peer(LinkPeers.below(self.home), peer, jwt.credentials(token, self.key))
+            LinkPeers.below(self.home).put(peer, creds)
             failpoints.reach("link_accept.after_peer")
-            self._change(done=True, seed="", known_as=called, unreached=str(answer.get("unreached", ""))[:300])
+            self.change(done=True, seed="", known_as=called, unreached=str(answer.get("unreached", ""))[:300])
         return self._accepted(terms_of(row), peer)
-
-
-def _progress_in(path: Path) -> _Progress:
-    try:
-        return msgspec.json.decode(read_private(path), type=_Progress)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path} is damaged: remove it, and ask for another invitation") from error
 
 
 async def _end(home: SpaceHome, link: str, why: str) -> None:
@@ -439,15 +378,7 @@ def _as_before(record: Link, before: Link) -> Link:
             f"link {record.link} has ended here: `tidings link set {before.space or record.link} --until TIME` says "
             "until when it is to be, and the same line can be accepted then"
         )
-    return msgspec.structs.replace(
-        record,
-        hops=min(record.hops, before.hops),
-        until=earliest(record.until, before.until),
-        direct=both_on(record.direct, before.direct),
-        roster=both_on(record.roster, before.roster),
-        tasks=both_on(record.tasks, before.tasks),
-        beyond=before.beyond,
-    )
+    return limited(record, before)
 
 
 def _check_chosen(option: str, wanted: tuple[str, ...], found: Any, offered: tuple[str, ...]) -> None:
@@ -455,9 +386,3 @@ def _check_chosen(option: str, wanted: tuple[str, ...], found: Any, offered: tup
     for each in wanted:
         if not any(covers_pattern(each, one) or covers_pattern(one, each) for one in found):
             raise UsageError(f"{option} {each}: that is not offered; it is {', '.join(offered) or 'nothing'}")
-
-
-def _earlier(offered: int | None, wanted: int | None) -> int | None:
-    if wanted is not None and wanted <= time.time():
-        raise UsageError("the link would have ended already: name a later time, or none")
-    return earliest(offered, wanted)

@@ -14,9 +14,7 @@ from __future__ import annotations
 import base64
 import os
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeGuard
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -26,25 +24,24 @@ from tidings.admin.invitations import Invitation, LinkPromise
 from tidings.admin.inviting import Inviter, Reach
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.link_registry import AgreedLink, LinkLedger
-from tidings.admin.linking import Linker, terms_of
-from tidings.errors import AuthRevoked, ConfigError, DeniedError, InvalidName, TidingsError, UsageError, WireError
+from tidings.admin.linking import Linker, check_until, link_record, terms_of
+from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError, WireError
 from tidings.nats import jwt
 from tidings.nats.address import parse_addresses
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.errors import Unwritable
 from tidings.util import failpoints
-from tidings.util.private_files import private_dir, read_private, write_private
+from tidings.util.private_files import read_private
 from tidings.wire.invitations import InvitationLine, is_loopback
 from tidings.wire.link_terms import (
-    AgreedTerms,
     LinkAcceptance,
     LinkOffer,
     SignedAcceptance,
-    agreed,
-    both_on,
     check_patterns,
+    check_within,
     common,
-    earliest,
+    limited,
+    limits_of,
     minimal,
     read_acceptance,
     read_offer,
@@ -66,7 +63,7 @@ class LinkTerms:
 
     shares: tuple[str, ...] = ()
     #: channels of the other space -> what they will be called here
-    takes: dict[str, str] | None = None
+    takes: dict[str, str] = field(default_factory=dict)
     #: what the other space will be called; empty: by its own name
     called: str = ""
     until: int | None = None
@@ -76,40 +73,12 @@ class LinkTerms:
     tasks: Switch = "off"
 
 
-class LinkKeys:
-    """Seeds of our users at brokers of spaces that were offered a link: on disk before anybody hears of them."""
-
-    def __init__(self, home: SpaceHome) -> None:
-        self.folder = home.link_keys
-
-    def make(self, link: str) -> KeyPair:
-        key = KeyPair.generate()
-        for folder in (self.folder.parent, self.folder):
-            private_dir(folder)
-        write_private(self._path(link), key.seed + "\n")
-        return key
-
-    def get(self, link: str) -> KeyPair:
-        path = self._path(link)
-        try:
-            return KeyPair(read_private(path).strip())
-        except (ConfigError, InvalidName, OSError) as error:
-            raise DeniedError(f"the key that belongs to link {link} is lost: ask for another invitation") from error
-
-    def forget(self, link: str) -> None:
-        self._path(link).unlink(missing_ok=True)
-
-    def _path(self, link: str) -> Path:
-        return self.folder / f"{link}.seed"
-
-
 class LinkInviter:
     """Links that are offered and accepted, under the admin lock."""
 
     def __init__(self, admin: Administrator) -> None:
         self.admin = admin
         self.inviter = Inviter(admin)
-        self.keys = LinkKeys(admin.home)
         self.peers = LinkPeers.below(admin.home)
 
     def invite(self, terms: LinkTerms, seconds: int, reach: Reach) -> tuple[Invitation, InvitationLine]:
@@ -122,16 +91,7 @@ class LinkInviter:
         if row.state not in ("setting", "on"):
             raise UsageError(f"link {row.link} was removed: `tidings link invite` makes another one")
         record = terms_of(row)
-        terms = LinkTerms(
-            shares=record.shares,
-            takes=record.channels,
-            called=record.space,
-            until=record.until,
-            hops=record.hops,
-            direct=record.direct,
-            roster=record.roster,
-            tasks=record.tasks,
-        )
+        terms = LinkTerms(record.shares, record.channels, record.space, **limits_of(record))
         self._check_passing(terms)
         return self._offer(row.link, terms, seconds, reach, renews=True)
 
@@ -145,19 +105,15 @@ class LinkInviter:
             space=self.admin.info.name,
             space_id=self.admin.info.id,
             steward=steward_key_of(self.admin.home),
-            user=self.keys.make(link).id,
+            user=self.peers.make_key(link).id,
             shares=minimal(terms.shares),
-            wants=minimal(terms.takes or ()),
-            until=terms.until,
-            hops=terms.hops,
-            direct=terms.direct,
-            roster=terms.roster,
-            tasks=terms.tasks,
+            wants=minimal(terms.takes),
             renews=renews,
+            **limits_of(terms),
         )
         text, signature = signed_offer(self.admin.keyring.core, offer)
         local = is_loopback(reach.host)
-        promise = LinkPromise(link, text, signature, terms.takes or {}, terms.called, local, renews=renews)
+        promise = LinkPromise(link, text, signature, terms.takes, terms.called, local, renews=renews)
         made = self.inviter.promise(Invitation("", 0, 0, link=promise), line)
         self._forget_keys()
         return made, line
@@ -175,9 +131,8 @@ class LinkInviter:
     @staticmethod
     def _check_passing(terms: LinkTerms) -> None:
         check_patterns(terms.shares)
-        channel_map(terms.takes or {})
-        if terms.until is not None and terms.until <= time.time():
-            raise UsageError("the link would have ended already: name a later time, or none")
+        channel_map(terms.takes)
+        check_until(terms.until)
 
     def _check_name(self, name: str) -> None:
         check_space(name)
@@ -201,29 +156,23 @@ class LinkInviter:
         open_ones = {offer.link for offer, state in offers if state == "open"}
         for offer, state in offers:
             if not offer.agreed and state != "open" and offer.link not in open_ones:
-                self.keys.forget(offer.link)
+                self.peers.forget_key(offer.link)
 
     async def redeem(self, invitation_id: str, user: str, said: SignedAcceptance) -> AgreedLink:
         """Make the link that was accepted. The same key again, with the same terms, finds it made."""
         linker = Linker(self.admin)
         await linker.finish()
-        invitation = self.admin.invitations.get(invitation_id)
-        if invitation is None or invitation.link is None:
-            raise DeniedError("there is no such invitation to a link: ask for another")
-        if why := invitation.refuses(user, time.time()):
-            raise DeniedError(why)
+        invitation = self.admin.invitations.promised(invitation_id, user, for_link=True)
         promise = invitation.link
-        offer, acceptance, terms = judged(promise, user, said, steward_key_of(self.admin.home))
-        row = self.admin.links.get(promise.link)
-        if is_made(row, promise, user):
-            check_unchanged(row, promise, said)
-        else:
-            check_acceptor(self.admin.links, promise, acceptance)
-            check_newest(self.keys, offer)
+        assert promise is not None
+        review = LinkReview(self.admin.home, self.admin.info.id, steward_key_of(self.admin.home))
+        offer, acceptance, row = review.accepted(promise, user, said)
+        if row is None:
+            channels = restricted(promise.takes, acceptance.shares)
             name = promise.called or self._free_name(acceptance)
-            record = _record(offer, acceptance, terms, promise, name)
-            if row is not None:
-                record = _narrowed(record, terms_of(row), offer, acceptance)
+            record = link_record(acceptance, name, channels, minimal(acceptance.takes))
+            if (before := review.renewed(promise)) is not None:
+                record = _renewed(record, terms_of(before), offer, acceptance)
             invitation = self.admin.invitations.put(invitation, taken=(user,), link=replace(promise, agreed=said.text))
             failpoints.reach("link_redeem.after_taken")
             row = (await linker.set(record)).row
@@ -241,14 +190,17 @@ class LinkInviter:
     async def _keep_peer(self, invitation: Invitation, acceptance: LinkAcceptance, user: str) -> None:
         """How our worker reaches the other space, if it can. The key goes where it is used."""
         link = acceptance.link
-        if not is_kept(self.peers, acceptance, user):
-            creds = jwt.credentials(acceptance.token, self.keys.get(link))
+        if not self.peers.has(link, user, acceptance.url):
+            creds = jwt.credentials(acceptance.token, self.peers.key(link))
             if acceptance.url and acceptance.shares and invitation.link is not None:
                 why = await _unreached(acceptance.url, creds, acceptance.space)
                 self.admin.invitations.put(invitation, link=replace(invitation.link, unreached=why))
-            keep_peer(self.peers, peer_of(acceptance), creds)
+            if acceptance.url:
+                self.peers.put(_peer_of(acceptance), creds)
+            else:
+                self.peers.put_creds(link, creds)
             failpoints.reach("link_redeem.after_peer")
-        self.keys.forget(link)
+        self.peers.forget_key(link)
 
 
 async def _unreached(url: str, creds: str, space: str) -> str:
@@ -271,25 +223,69 @@ def steward_key_of(home: SpaceHome) -> str:
     return KeyPair(read_private(home.creds / "steward.key").strip()).id
 
 
-def judged(
-    promise: LinkPromise, user: str, said: SignedAcceptance, steward_key: str
-) -> tuple[LinkOffer, LinkAcceptance, AgreedTerms]:
-    """What was offered, what came back, and what comes of both; DeniedError if that is nothing."""
-    offer = read_offer(promise.offer, promise.signature)
-    if offer.steward != steward_key:
-        raise DeniedError("the space has another key of its steward since it invited you: ask for another invitation")
-    acceptance = read_acceptance(promise.offer, user, said)
-    terms = agreed(offer, acceptance)
-    if terms.until is not None and terms.until <= time.time():
-        raise DeniedError("the link would have ended already: ask for another invitation")
-    _check_address(acceptance.url, local=promise.local)
-    try:
-        named = jwt.decode(acceptance.token)["sub"]
-    except (WireError, KeyError):
-        named = None
-    if named != offer.user:
-        raise DeniedError("the token is not one of the user that the offer names")
-    return offer, acceptance, terms
+class LinkReview:
+    """What the line of a link is still good for: checked by the steward before a process is started for anybody, and by
+    the administrator before anything is written."""
+
+    def __init__(self, home: SpaceHome, space_id: str, steward_key: str) -> None:
+        self.links, self.peers, self.steward_key = LinkLedger.below(home, space_id), LinkPeers.below(home), steward_key
+
+    def offered(self, promise: LinkPromise, user: str) -> LinkOffer:
+        """What the line offers to this user; DeniedError if nothing can come of that."""
+        offer = read_offer(promise.offer, promise.signature)
+        if offer.steward != self.steward_key:
+            raise DeniedError(
+                "the space has another key of its steward since it invited you: ask for another invitation"
+            )
+        if self._made(promise, user) is None:
+            # whoever accepts a renewal cuts the user it had first: what would be refused then is refused before
+            self.renewed(promise)
+            if self.peers.key(offer.link).id != offer.user:
+                raise DeniedError(f"a newer line was made for link {offer.link}, and takes the place of this one")
+        return offer
+
+    def accepted(
+        self, promise: LinkPromise, user: str, said: SignedAcceptance
+    ) -> tuple[LinkOffer, LinkAcceptance, AgreedLink | None]:
+        """What was offered, what came back, and the link if it was made of both before. DeniedError if it cannot be: a
+        link is renewed by its own space, and a new one is for a space without."""
+        offer = self.offered(promise, user)
+        acceptance = read_acceptance(promise.offer, user, said)
+        check_within(offer, acceptance)
+        if acceptance.until is not None and acceptance.until <= time.time():
+            raise DeniedError("the link would have ended already: ask for another invitation")
+        _check_address(acceptance.url, local=promise.local)
+        try:
+            named = jwt.decode(acceptance.token)["sub"]
+        except (WireError, KeyError):
+            named = None
+        if named != offer.user:
+            raise DeniedError("the token is not one of the user that the offer names")
+        if (row := self._made(promise, user)) is None:
+            before = self.renewed(promise)
+            if before is None:
+                check_unlinked(self.links, acceptance.space_id)
+            elif before.origin != acceptance.space_id:
+                raise DeniedError(f"this line renews link {promise.link}, which is with another space than yours")
+        elif row.state in ("ending", "off"):
+            raise AuthRevoked(f"link {row.link} was removed since: ask for another invitation")
+        elif promise.agreed != said.text:
+            raise DeniedError(
+                "this invitation was accepted with other terms, by the same key: repeat those, or ask again"
+            )
+        return offer, acceptance, row
+
+    def _made(self, promise: LinkPromise, user: str) -> AgreedLink | None:
+        """The link that a line promised. One that it renews is there before, with another user."""
+        row = self.links.get(promise.link)
+        return row if row is not None and (row.peer == user or not promise.renews) else None
+
+    def renewed(self, promise: LinkPromise) -> AgreedLink | None:
+        """The link that a line renews, which there must still be; None of a line for a new one."""
+        row = self.links.get(promise.link) if promise.renews else None
+        if promise.renews and (row is None or row.state in ("ending", "off")):
+            raise DeniedError(f"link {promise.link} was removed since: ask for another invitation")
+        return row
 
 
 def _check_address(url: str, *, local: bool) -> None:
@@ -303,42 +299,6 @@ def _check_address(url: str, *, local: bool) -> None:
             raise DeniedError(f"{each.url} leads to your own machine from there: name another address with --url")
         if not each.tls and not is_loopback(each.host):
             raise DeniedError(f"{each.url} would be spoken to in plain: let your space listen with TLS (`--listen`)")
-
-
-def is_made(row: AgreedLink | None, promise: LinkPromise, user: str) -> TypeGuard[AgreedLink]:
-    """Is there the link that a line promised? One that it renews is there before, with another user."""
-    return row is not None and (row.peer == user or not promise.renews)
-
-
-def check_acceptor(ledger: LinkLedger, promise: LinkPromise, acceptance: LinkAcceptance) -> None:
-    """May this space have what was promised? A link is renewed by its own space, a new one is for one without."""
-    if not promise.renews:
-        check_unlinked(ledger, acceptance.space_id)
-        return
-    if check_renewable(ledger, promise).origin != acceptance.space_id:
-        raise DeniedError(f"this line renews link {promise.link}, which is with another space than yours")
-
-
-def check_renewable(ledger: LinkLedger, promise: LinkPromise) -> AgreedLink:
-    """The link that a line renews, if there still is one."""
-    row = ledger.get(promise.link)
-    if row is None or row.state in ("ending", "off"):
-        raise DeniedError(f"link {promise.link} was removed since: ask for another invitation")
-    return row
-
-
-def check_newest(keys: LinkKeys, offer: LinkOffer) -> None:
-    """The key that our user has over there is the one of the last line that was made for a link."""
-    if keys.get(offer.link).id != offer.user:
-        raise DeniedError(f"a newer line was made for link {offer.link}, and takes the place of this one")
-
-
-def check_unchanged(row: AgreedLink, promise: LinkPromise, said: SignedAcceptance) -> None:
-    """A link that was made by an acceptance is made by that one only."""
-    if row.state in ("ending", "off"):
-        raise AuthRevoked(f"link {row.link} was removed since: ask for another invitation")
-    if promise.agreed != said.text:
-        raise DeniedError("this invitation was accepted with other terms, by the same key: repeat those, or ask again")
 
 
 def check_unlinked(ledger: LinkLedger, space_id: str) -> None:
@@ -366,63 +326,17 @@ def taken_names(own: str, ledger: LinkLedger) -> set[str]:
     return {own, *(str(row.terms.get("space", "")) for row in live)}
 
 
-def peer_of(other: LinkAcceptance) -> PeerAccess | str:
-    """How the other space is reached; only its link if it is not."""
-    if not other.url:
-        return other.link
+def _peer_of(other: LinkAcceptance) -> PeerAccess:
     return PeerAccess(link=other.link, space=other.space, id=other.space_id, steward=other.steward, url=other.url)
 
 
-def is_kept(peers: LinkPeers, other: LinkAcceptance, user: str) -> bool:
-    """Is it known how the other space is reached, as the user that was agreed on?"""
-    creds = peers.creds(other.link)
-    if not creds.exists() or (other.url and peers.get(other.link) is None):
-        return False
-    return jwt.split_credentials(read_private(creds))[1].id == user
-
-
-def keep_peer(peers: LinkPeers, peer: PeerAccess | str, creds: str) -> None:
-    """The credential alone if nobody knows where the other space is."""
-    if isinstance(peer, PeerAccess):
-        peers.put(peer, creds)
-        return
-    for folder in (peers.folder.parent, peers.folder):
-        private_dir(folder)
-    write_private(peers.creds(peer), creds)
-
-
-def _record(offer: LinkOffer, acceptance: LinkAcceptance, terms: AgreedTerms, promise: LinkPromise, name: str) -> Link:
-    return Link(
-        op="-",
-        link=offer.link,
-        state="on",
-        origin=acceptance.space_id,
-        space=name,
-        steward=acceptance.steward,
-        channels=restricted(promise.takes, terms.gets),
-        shares=terms.gives,
-        hops=terms.hops,
-        until=terms.until,
-        peer=acceptance.user,
-        direct=terms.direct,
-        roster=terms.roster,
-        tasks=terms.tasks,
-    )
-
-
-def _narrowed(record: Link, now: Link, offer: LinkOffer, acceptance: LinkAcceptance) -> Link:
+def _renewed(record: Link, current: Link, offer: LinkOffer, acceptance: LinkAcceptance) -> Link:
     """The record of a link that is renewed, never wider than the link is now: its operator may have changed it since
     the line was made. How many links a message may come over is each side's own, and what is beyond depends on it."""
     found = msgspec.structs.replace(
-        record,
-        channels=restricted(now.channels, acceptance.shares),
-        beyond=now.beyond,
-        shares=common(record.shares, now.shares),
-        hops=min(offer.hops, now.hops),
-        until=earliest(record.until, now.until),
-        direct=both_on(record.direct, now.direct),
-        roster=both_on(record.roster, now.roster),
-        tasks=both_on(record.tasks, now.tasks),
+        limited(msgspec.structs.replace(record, hops=offer.hops), current),
+        channels=restricted(current.channels, acceptance.shares),
+        shares=common(record.shares, current.shares),
     )
     if not (found.channels or found.beyond or found.shares):
         raise DeniedError(f"link {record.link} was changed since, and nothing would pass: ask for another line")

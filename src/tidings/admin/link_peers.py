@@ -2,24 +2,26 @@
 
     links/peers/<link>.json     what that space calls itself, its ids, and where its broker is and whom to trust there
     links/peers/<link>.creds    our user there, made by the other space; the worker writes newer tokens into it
+    links/peers/<link>.seed     the key of that user while the link is only offered: on disk before anybody hears of it
 
-Both come from the other space's operator when a link is agreed, and go when it is removed. A link without them waits.
+The first two come from the other space's operator when a link is agreed, and go when it is removed. A link without them
+waits.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from tidings.admin.home import SpaceHome
-from tidings.errors import ConfigError, TidingsError
+from tidings.errors import ConfigError, DeniedError, InvalidName, TidingsError
 from tidings.nats import jwt
 from tidings.nats.address import parse_addresses, shown
 from tidings.nats.errors import Unwritable
 from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.names import check_space, check_token, is_token
+from tidings.wire.signing import KeyPair
 
 
 class PeerAccess(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,19 +79,48 @@ class LinkPeers:
 
     def put(self, access: PeerAccess, creds: str) -> None:
         """The credential first: whoever finds the other file finds both."""
+        self.put_creds(access.link, creds)
+        write_private(self._path(access.link), msgspec.json.format(msgspec.json.encode(access)).decode() + "\n")
+
+    def put_creds(self, link: str, creds: str) -> None:
+        """The credential alone, if nobody knows where the other space is."""
         try:
             jwt.split_credentials(creds)
         except (TidingsError, ValueError) as error:
-            raise ConfigError(f"link {access.link}: this is not the credential of a user: {error}") from error
-        private_dir(self.folder.parent)
-        private_dir(self.folder)
-        write_private(self.creds(access.link), creds)
-        write_private(self._path(access.link), msgspec.json.format(msgspec.json.encode(access)).decode() + "\n")
+            raise ConfigError(f"link {link}: this is not the credential of a user: {error}") from error
+        self._write(self.creds(link), creds)
+
+    def has(self, link: str, user: str, url: str) -> bool:
+        """Is it known how the other space is reached as this user, if it has an address?"""
+        if not self.creds(link).exists() or (url and self.get(link) is None):
+            return False
+        return jwt.split_credentials(read_private(self.creds(link)))[1].id == user
+
+    def make_key(self, link: str) -> KeyPair:
+        key = KeyPair.generate()
+        self._write(self._seed(link), key.seed + "\n")
+        return key
+
+    def key(self, link: str) -> KeyPair:
+        try:
+            return KeyPair(read_private(self._seed(link)).strip())
+        except (ConfigError, InvalidName, OSError) as error:
+            raise DeniedError(f"the key that belongs to link {link} is lost: ask for another invitation") from error
+
+    def forget_key(self, link: str) -> None:
+        self._seed(link).unlink(missing_ok=True)
+
+    def _write(self, path: Path, text: str) -> None:
+        for folder in (self.folder.parent, self.folder):
+            private_dir(folder)
+        write_private(path, text)
 
     def forget(self, link: str) -> None:
         for path in (self._path(link), self.creds(link)):
-            with suppress(FileNotFoundError):
-                path.unlink()
+            path.unlink(missing_ok=True)
+
+    def _seed(self, link: str) -> Path:
+        return self.folder / f"{link}.seed"
 
     def _path(self, link: str) -> Path:
         return self.folder / f"{link}.json"

@@ -22,6 +22,7 @@ from tidings.admin.link_registry import AgreedLink
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.nats import jwt
 from tidings.util import failpoints
+from tidings.wire.link_terms import LinkAcceptance, LinkOffer, limits_of
 from tidings.wire.message import new_id
 from tidings.wire.names import check_agent_id
 from tidings.wire.rulings import Link
@@ -53,7 +54,7 @@ class Linker:
         it was accepted here."""
         await self.finish()
         before = self.ledger.get(terms.link)
-        self._check_until(terms)
+        check_until(terms.until)
         key = KeyPair.generate() if make_peer else None
         peer = key.id if key is not None else terms.peer or (before.peer if before else "")
         row = self._row(terms, check_agent_id(peer) if peer else "", before)
@@ -67,11 +68,6 @@ class Linker:
             self.ledger.put(before) if before is not None else self.ledger.forget(terms.link)
             raise
         return Linked(row, jwt.credentials(row.token, key) if key is not None else "")
-
-    @staticmethod
-    def _check_until(terms: Link) -> None:
-        if terms.until is not None and terms.until <= time.time():
-            raise UsageError(f"link {terms.link} would have ended already: name a later time, or none")
 
     def _row(self, terms: Link, peer: str, before: AgreedLink | None) -> AgreedLink:
         void, fields = dict(before.void) if before else {}, msgspec.to_builtins(terms)
@@ -196,7 +192,30 @@ class Linker:
         return [row.link for row in due]
 
 
+def check_until(until: int | None) -> None:
+    if until is not None and until <= time.time():
+        raise UsageError("the link would have ended already: name a later time, or none")
+
+
 def terms_of(row: AgreedLink) -> Link:
     """The record that a row stands for."""
     fields: dict[str, Any] = {"op": row.op, "link": row.link, "origin": row.origin, "peer": row.peer or None}
     return msgspec.convert({**fields, "state": "on", **row.terms}, Link)
+
+
+def link_record(
+    peer: LinkOffer | LinkAcceptance, name: str, channels: dict[str, str], shares: tuple[str, ...], **limits: Any
+) -> Link:
+    """Our record of a link with the space that made `peer`; `limits` that are not named are those it states."""
+    return Link(
+        op="-",
+        link=peer.link,
+        state="on",
+        origin=peer.space_id,
+        space=name,
+        steward=peer.steward,
+        channels=channels,
+        shares=shares,
+        peer=peer.user,
+        **{**limits_of(peer), **limits},
+    )

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from tidings.nats import jwt
 from tidings.nats.jwt import Claims, Permissions, UserLimits
+from tidings.wire.invitations import InvitationLine
 from tidings.wire.subjects import (
     ADMISSION_SERVICE,
     AGENT_SERVICES,
@@ -223,14 +225,26 @@ def agent_limits(expires: int | None = None) -> UserLimits:
     return UserLimits(subscriptions=MAX_SUBSCRIPTIONS, payload=MAX_MESSAGE, expires=expires)
 
 
-def invitation_permissions(s: Subjects, invitation_id: str) -> Permissions:
-    """Whoever has the line of an invitation may ask for what it promises, and nothing else."""
-    return Permissions(publish=[f"{s.root}.ctl.{INVITATION_SERVICE}.{invitation_id}"], subscribe=[inbox(invitation_id)])
+def invitation_text(
+    s: Subjects, account: str, invitation: str, issued: int, expires: int, *, for_link: bool = False
+) -> str:
+    """What the account signs to invite. Whoever has the line may ask for what it promises, and nothing else.
 
-
-def invitation_limits(expires: int, *, for_link: bool = False) -> UserLimits:
+    A line has room for a signature, not for what was signed: every byte of the token follows from the line, the same on
+    both sides. Whoever changes something here makes another version of the line.
+    """
+    asks = Permissions(publish=[f"{s.root}.ctl.{INVITATION_SERVICE}.{invitation}"], subscribe=[inbox(invitation)])
     payload = MAX_LINKING_PAYLOAD if for_link else MAX_INVITED_PAYLOAD
-    return UserLimits(subscriptions=MAX_INVITED_SUBSCRIPTIONS, payload=payload, expires=expires)
+    limits = UserLimits(subscriptions=MAX_INVITED_SUBSCRIPTIONS, payload=payload, expires=expires)
+    claims = jwt.user_claims(asks, limits)
+    return jwt.unsigned(account, invitation, "invitation", claims, iat=issued, expires=expires)
+
+
+def invitation_token(line: InvitationLine) -> str:
+    """The whole token, put together again by whoever accepts."""
+    when = line.issued, line.expires
+    text = invitation_text(Subjects(line.space), line.account, line.key.id, *when, for_link=line.for_link)
+    return jwt.with_signature(text, line.signature)
 
 
 def peer_permissions(s: Subjects, peer_id: str) -> Permissions:

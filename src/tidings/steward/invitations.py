@@ -1,9 +1,12 @@
-"""Whoever was invited asks here for its place: checked, given by the administrator, answered for its key alone.
+"""Whoever was invited asks here for what its line promises: a place as an agent, or a link with its space.
+
+    offer    (of a link) shown to every key that the invitation is still open for; nothing is taken by asking
+    redeem   checked, done by an administrator, answered; asking again with the same key answers the same
 
 The steward holds no key that mints, so it asks the supervisor for an administrator and waits for what that says. Before
 a process is started for anybody everything that can be checked is: the new key's signature, what the invitation still
-promises, and that nobody else is being given a place by it. Who has its place already is answered from its access
-record, with no process at all. The answer is sealed, because everybody who has the line hears what comes back.
+promises, and that nobody else is being given something by it. Who has it already is answered with no process at all.
+Answers are sealed for the key that asked, because everybody who has the line hears what comes back.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidings.admin.agents import Ledger
-from tidings.admin.invitations import Invitation, Invitations
+from tidings.admin.invitations import Invitation, Invitations, LinkPromise
+from tidings.admin.link_inviting import LinkReview, lost_words
 from tidings.errors import (
     ERRORS_BY_CODE,
     AuthRevoked,
@@ -27,14 +31,13 @@ from tidings.errors import (
     NameTaken,
     StewardUnreachable,
     TidingsError,
-    UsageError,
 )
 from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.requests import Answer, ControlRequest, Idle, handles
 from tidings.wire.invitations import acceptance
-from tidings.wire.names import check_agent_id, check_agent_name
+from tidings.wire.link_terms import SignedAcceptance, asking, signature_bytes
+from tidings.wire.names import check_agent_id
 from tidings.wire.operations import ACCEPT_WAIT
-from tidings.wire.rulings import Access
 from tidings.wire.signing import sealed_for, verify
 
 #: seconds until an administrator has answered; whoever asked asks again
@@ -51,7 +54,7 @@ class InvitationHandlers:
     space: SpaceContext
     life: Lifecycle
     idle: Idle
-    #: invitation -> the key that is being given its place, and what will be said of that
+    #: invitation -> the key that is being given what it promises, and what will be said of that
     _asked: dict[str, tuple[str, asyncio.Future[None]]] = field(default_factory=dict)
     #: invitation -> before when nobody is asked for it again: what was refused once would be so again
     _later: dict[str, float] = field(default_factory=dict)
@@ -62,63 +65,99 @@ class InvitationHandlers:
     def invitations(self) -> Invitations:
         return Invitations.below(self.space.home, self.space.info.id)
 
+    @property
+    def _review(self) -> LinkReview:
+        return LinkReview(self.space.home, self.space.info.id, self.space.table.steward_key)
+
+    @handles("accept", "offer")
+    async def offer(self, request: ControlRequest) -> Answer:
+        """What the line of a link offers."""
+        user = check_agent_id(request.text("id"))
+        said = asking(self.space.info.name, request.sender, user)
+        _check_signature(request, user, said)
+        self._check_not_lost(request, user, said)
+        promise = self._promised(request.sender, user, for_link=True).link
+        assert promise is not None
+        self._review.offered(promise, user)
+        return _sealed(user, {"offer": promise.offer, "signature": promise.signature})
+
     @handles("accept", "redeem")
     async def redeem(self, request: ControlRequest) -> Answer:
-        """Give the key that signed a place in the space. Asking again answers the same."""
-        agent, name = check_agent_id(request.text("id")), request.optional("name", str) or ""
-        if agent == request.sender:
-            raise DeniedError("the key of an invitation is known to whoever has its line: make another one")
-        self._check_signature(request, agent, name)
-        invitation = self.promised(request.sender, agent)
+        """Give the key that signed what its line promises: with `text` a link, else a place in the space."""
+        key, for_link = check_agent_id(request.text("id")), request.optional("text", str) is not None
+        asked = {name: request.text(name) for name in SignedAcceptance._fields} if for_link else {}
+        if not for_link:
+            asked["name"] = request.optional("name", str) or ""
+            _check_signature(request, key, acceptance(self.space.info.name, request.sender, key, asked["name"]))
+        invitation = self._promised(request.sender, key, for_link=for_link)
+        answer = self._granted(invitation, key, asked)
+        if answer is None:
+            await self._have_it_done(request.sender, key, asked)
+            answer = self._granted(self.invitations.get(request.sender) or invitation, key, asked)
+        if answer is None:
+            raise ConflictError("what was given was taken away again: ask for another invitation")
+        return _sealed(key, answer | self._where())
+
+    def _promised(self, invitation_id: str, key: str, *, for_link: bool) -> Invitation:
+        """What this key may ask for; DeniedError says why not."""
+        try:
+            return self.invitations.promised(invitation_id, key, for_link=for_link)
+        except DeniedError:
+            found = self.invitations.get(invitation_id)
+            if found is not None and found.is_tried_by_stranger(key, time.time()):
+                self._refused[invitation_id] += 1
+                if self._refused[invitation_id] == 1:
+                    log.warning("invitation %s was tried by %s, and was used or has expired before", found.id, key)
+            raise
+
+    def _granted(self, invitation: Invitation, key: str, asked: dict[str, str]) -> dict[str, Any] | None:
+        """What a key that has what it asks for is answered; None if an administrator is to give it."""
         if invitation.link is not None:
-            raise DeniedError("this line links two spaces, and makes nobody an agent: `tidings link accept LINE`")
+            return self._granted_link(invitation.link, key, SignedAcceptance(**asked))
+        return self._granted_place(invitation, key, asked["name"])
+
+    def _granted_place(self, invitation: Invitation, agent: str, name: str) -> dict[str, Any] | None:
+        """The same as in a bundle, without the seed."""
         held = self.space.access(agent)
         if held is not None and held.revoked:
             raise AuthRevoked(f"agent {held.name} was revoked: ask for another invitation")
         if held is None or agent not in invitation.taken:
-            self._check_name(invitation, name)
-            asked = {"invitation": request.sender, "agent": agent, "name": name}
-            await self.have_it_done(request.sender, agent, {"redeem": asked})
-            held = self.space.active_access(agent)
-            if held is None:
-                raise ConflictError("the place was given and taken away again: ask for another invitation")
-        return {"sealed": base64.b64encode(sealed_for(agent, self._answer(agent, held))).decode()}
+            wanted = invitation.name_for(name)
+            if not invitation.replaces and self.space.table.owner_named(wanted) is not None:
+                raise NameTaken(f"there is an agent {wanted} already: choose another name")
+            return None
+        renewed = Ledger(self.space.home.issued).renewed(agent, held.iat or 0)
+        info = self.space.home.read_info()
+        return {
+            "space_id": info.id,
+            "steward_key": info.steward_key,
+            "agent": {"name": held.name, "id": agent},
+            # the keys in whose place it is, newest first
+            "succeeds": self.space.predecessors(agent),
+            "jwt": renewed.token if renewed is not None else held.jwt,
+        }
 
-    def promised(self, invitation_id: str, key: str) -> Invitation:
-        """What this key may ask for; DeniedError says why not."""
-        invitation = self.invitations.get(invitation_id)
-        if invitation is None:
-            raise DeniedError("this invitation is not known here: ask for another")
-        if why := invitation.refuses(key, time.time()):
-            if not invitation.revoked and key not in invitation.taken:
-                self._note_refused(invitation_id, key)
-            raise DeniedError(why)
-        return invitation
+    def _granted_link(self, promise: LinkPromise, user: str, said: SignedAcceptance) -> dict[str, Any] | None:
+        review = self._review
+        offer, accepted, row = review.accepted(promise, user, said)
+        if row is None or row.state != "on" or not review.peers.has(row.link, offer.user, accepted.url):
+            return None
+        if row.peer != user:
+            raise ConflictError("the link was made and has another user since: ask for another invitation")
+        return {"link": row.link, "jwt": row.token, "called": row.terms["space"], "unreached": promise.unreached}
 
-    def _check_signature(self, request: ControlRequest, agent: str, name: str) -> None:
-        try:
-            signature = base64.b64decode(request.text("sig"), validate=True)
-        except ValueError:
-            signature = b""
-        if not verify(agent, acceptance(self.space.info.name, request.sender, agent, name), signature):
-            raise DeniedError("this request is not signed by the key that it names")
+    def _check_not_lost(self, request: ControlRequest, user: str, said: bytes) -> None:
+        """A linked space that asks by its own line with another key has lost the one it had: an older copy of it was
+        put back. It proves to be that space, and is no stranger who has the line."""
+        space, proof = request.optional("space", str) or "", request.optional("proof", str) or ""
+        found = self.invitations.get(request.sender)
+        if not space or found is None or found.link is None or not found.taken or user in found.taken:
+            return
+        row = self._review.links.get(found.link.link)
+        if row is not None and row.origin == space and verify(space, said, signature_bytes(proof)):
+            raise DeniedError(lost_words(self.space.info.name, row.link))
 
-    def _check_name(self, invitation: Invitation, name: str) -> None:
-        """Before a process is started for it; the administrator looks at more."""
-        wanted = check_agent_name(invitation.name or name) if invitation.name or name else ""
-        if not wanted:
-            raise UsageError("this invitation leaves the name to you: `tidings accept LINE --name NAME`")
-        if invitation.name and name not in ("", invitation.name):
-            raise UsageError(f"this invitation is for {invitation.name}: leave --name out")
-        if not invitation.replaces and self.space.table.owner_named(wanted) is not None:
-            raise NameTaken(f"there is an agent {wanted} already: choose another name")
-
-    def _note_refused(self, invitation: str, agent: str) -> None:
-        self._refused[invitation] += 1
-        if self._refused[invitation] == 1:
-            log.warning("invitation %s was tried by %s, and was used or has expired before", invitation, agent)
-
-    async def have_it_done(self, invitation: str, key: str, asked: dict[str, Any]) -> None:
+    async def _have_it_done(self, invitation: str, key: str, asked: dict[str, str]) -> None:
         """Ask the supervisor for what an administrator does for this key, and wait for that."""
         tell = self.life.tell_supervisor
         if tell is None:
@@ -129,7 +168,7 @@ class InvitationHandlers:
         said: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked[invitation] = (key, said)
         try:
-            tell(asked)
+            tell({"redeem": {"invitation": invitation, "agent": key, "asked": asked}})
             async with self.idle(), asyncio.timeout(PATIENCE):
                 await said
         except TimeoutError:
@@ -150,23 +189,7 @@ class InvitationHandlers:
             said.set_exception(_error_of(error)) if error else said.set_result(None)
         return {}
 
-    def _answer(self, agent: str, held: Access) -> bytes:
-        """What whoever accepted needs beside the line: the same as in a bundle, without the seed."""
-        renewed = Ledger(self.space.home.issued).renewed(agent, held.iat or 0)
-        info = self.space.home.read_info()
-        return json.dumps(
-            {
-                "space_id": info.id,
-                "steward_key": info.steward_key,
-                "agent": {"name": held.name, "id": agent},
-                # the keys in whose place it is, newest first
-                "succeeds": self.space.predecessors(agent),
-                "jwt": renewed.token if renewed is not None else held.jwt,
-                **self.where(),
-            }
-        ).encode()
-
-    def where(self) -> dict[str, Any]:
+    def _where(self) -> dict[str, Any]:
         """How the space is reached by whoever reached it once, and whom to trust there."""
         info = self.space.home.read_info()  # it may have changed since we started
         return {
@@ -191,6 +214,15 @@ class InvitationHandlers:
     def _is_revoked(self, invitation: str) -> bool:
         found = self.invitations.get(invitation)
         return found is None or found.revoked
+
+
+def _check_signature(request: ControlRequest, key: str, said: bytes) -> None:
+    if not verify(key, said, signature_bytes(request.text("sig"))):
+        raise DeniedError("this request is not signed by the key that it names")
+
+
+def _sealed(key: str, said: dict[str, Any]) -> Answer:
+    return {"sealed": base64.b64encode(sealed_for(key, json.dumps(said).encode())).decode()}
 
 
 def _error_of(said: dict[str, Any]) -> TidingsError:

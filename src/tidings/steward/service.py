@@ -45,7 +45,6 @@ from tidings.steward.intervals import Intervals
 from tidings.steward.invitations import InvitationHandlers
 from tidings.steward.link_floors import LinkFloors
 from tidings.steward.link_handlers import LinkHandlers
-from tidings.steward.link_invitations import LinkInvitationHandlers
 from tidings.steward.link_mail import LinkMail
 from tidings.steward.link_pushes import LinkPushes
 from tidings.steward.link_records import LinkRecords
@@ -326,7 +325,6 @@ class Steward:
             DeadHandlers(space, self.letters, self.tasks),
             self.health,
             self.invited,
-            LinkInvitationHandlers(space, self.invited),
             self.admin,
             LinkRecords(space, writer),
             self.linked,

@@ -176,35 +176,29 @@ async def withhold(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
     return {"name": granted.row.name, "note": granted.note}
 
 
-async def redeem(home: SpaceHome, invitation: str, agent: str, name: str) -> dict[str, Any]:
-    """Somebody accepted an invitation; the steward, who asked, is told what came of it."""
-    from tidings.admin.inviting import Inviter
-
+async def redeem(home: SpaceHome, invitation: str, agent: str, asked: dict[str, str]) -> dict[str, Any]:
+    """Somebody accepted an invitation, to a link if it says on which terms. The steward, who asked, is told what came
+    of it."""
     async with administer(home, "accepting an invitation") as admin:
-        error = None
+        name, error = "", None
         try:
-            granted = await Inviter(admin).redeem(invitation, check_agent_id(agent), name)
-            name = granted.row.name
+            name = await _redeem(admin, invitation, check_agent_id(agent), asked)
         except TidingsError as refused:
             error = {"code": refused.code, "message": str(refused)}
         await admin.ask("redeemed", invitation=invitation, id=agent, error=error)
     return {"name": name, "refused": error}
 
 
-async def redeem_link(home: SpaceHome, invitation: str, agent: str, text: str, sig: str, proof: str) -> dict[str, Any]:
-    """Somebody accepted a link; the same."""
+async def _redeem(admin: Administrator, invitation: str, key: str, asked: dict[str, str]) -> str:
+    if "text" not in asked:
+        from tidings.admin.inviting import Inviter
+
+        return (await Inviter(admin).redeem(invitation, key, asked["name"])).name
     from tidings.admin.link_inviting import LinkInviter
     from tidings.wire.link_terms import SignedAcceptance
 
-    async with administer(home, "accepting a link") as admin:
-        name, error = "", None
-        try:
-            row = await LinkInviter(admin).redeem(invitation, check_agent_id(agent), SignedAcceptance(text, sig, proof))
-            name = f"link {row.link} with {row.terms['space']}"
-        except TidingsError as refused:
-            error = {"code": refused.code, "message": str(refused)}
-        await admin.ask("redeemed", invitation=invitation, id=agent, error=error)
-    return {"name": name, "refused": error}
+    row = await LinkInviter(admin).redeem(invitation, key, SignedAcceptance(**asked))
+    return f"link {row.link} with {row.terms['space']}"
 
 
 async def bar(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
@@ -236,7 +230,6 @@ TASKS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
     "withhold": withhold,
     "bar": bar,
     "redeem": redeem,
-    "redeem_link": redeem_link,
 }
 
 

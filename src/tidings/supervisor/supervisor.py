@@ -528,7 +528,7 @@ class Supervisor:
                 await self._restart_broker(stuck)
             if (accepted := _accepted(line)) is not None:
                 self._redeeming = [each for each in self._redeeming if not each.done()]
-                self._redeeming.append(asyncio.create_task(self._redeem(*accepted)))
+                self._redeeming.append(asyncio.create_task(self._redeem(**accepted)))
             said = _said(line)
             if isinstance(said, Breach):
                 self.watcher.bar(said)
@@ -540,11 +540,10 @@ class Supervisor:
         done = await self._administer("bar" if breach.void else "withhold", agent=breach.agent, why=breach.why)
         log.warning("%s may not post %s (%s)", done["name"], breach.why, done["note"])
 
-    async def _redeem(self, program: str, asked: dict[str, str]) -> None:
+    async def _redeem(self, invitation: str, agent: str, asked: dict[str, str]) -> None:
         """Somebody accepted an invitation. Whoever waits for that hears of it from the administrator."""
-        invitation = asked["invitation"]
         try:
-            done = await self._administer(program, **asked)
+            done = await self._administer("redeem", invitation=invitation, agent=agent, asked=asked)
             log.warning(
                 "invitation %s: %s", invitation, (done["refused"] or {}).get("message") or f"made {done['name']}"
             )
@@ -597,22 +596,16 @@ def _stuck(line: bytes) -> str | None:
     return str(why)[:300] if why else None
 
 
-#: what a steward asks for when an invitation is accepted: the administrator's program, and what that is told
-_REDEEMED = {
-    "redeem": ("invitation", "agent", "name"),
-    "redeem_link": ("invitation", "agent", "text", "sig", "proof"),
-}
-
-
-def _accepted(line: bytes) -> tuple[str, dict[str, str]] | None:
-    """Which invitation is to be redeemed, by which program and for which key, if a line of the steward asks for it."""
+def _accepted(line: bytes) -> dict[str, Any] | None:
+    """Which invitation is to be redeemed, for which key and how, if a line of the steward asks for that."""
     try:
-        said = json.loads(line)
-        program = next(each for each in _REDEEMED if each in said)
-        found = {name: str(said[program][name]) for name in _REDEEMED[program]}
-    except (ValueError, KeyError, TypeError, StopIteration):
+        said = json.loads(line)["redeem"]
+        asked = {str(name): str(value) for name, value in said["asked"].items()}
+        found = {"invitation": str(said["invitation"]), "agent": str(said["agent"])}
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return (program, found) if is_agent_id(found["invitation"]) and is_agent_id(found["agent"]) else None
+    known = asked.keys() in ({"name"}, {"text", "sig", "proof"}) and all(map(is_agent_id, found.values()))
+    return {**found, "asked": asked} if known else None
 
 
 def _said(line: bytes) -> Breach | dict[str, Any] | None:

@@ -522,19 +522,9 @@ class AcknowledgeAnswer(TypedDict):
 
 
 class AcceptAnswer(TypedDict):
-    """Sealed for the key that asked (libsodium's sealed box, base64): what a bundle has besides its seed, in JSON."""
-
-    sealed: str
-
-
-class LinkOfferAnswer(TypedDict):
-    """Sealed in the same way: the `offer` and its `signature`, in JSON."""
-
-    sealed: str
-
-
-class LinkAcceptAnswer(TypedDict):
-    """Sealed in the same way: the token of the user that accepted, and how this space is reached, in JSON."""
+    """JSON, sealed for the key that asked (libsodium's sealed box, base64): what a bundle has besides its seed; or of a
+    link the `offer` with its `signature`, and then the token of the user that accepted. With a token comes how this
+    space is reached."""
 
     sealed: str
 
@@ -760,8 +750,7 @@ class AdmissionIndexAnswer(TypedDict):
 #: every operation has its answer here: without it the table cannot be loaded
 ANSWERS: Mapping[tuple[str, str], Any] = {
     ("accept", "redeem"): AcceptAnswer,
-    ("accept", "offer"): LinkOfferAnswer,
-    ("accept", "link"): LinkAcceptAnswer,
+    ("accept", "offer"): AcceptAnswer,
     ("access", "get"): AccessAnswer,
     ("admission", "links"): AdmissionLinksAnswer,
     ("admission", "facts"): AdmissionFactsAnswer,

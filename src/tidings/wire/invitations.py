@@ -14,7 +14,7 @@
     33   with trust 1: the public key of the authority (P-256, compressed)
     4    SHA-256 of everything before it, from the first letter of the line on: its first bytes
 
-Numbers are big-endian. The token is not in it: both sides derive the same one (`server/invitation_token.py`), so the
+Numbers are big-endian. The token is not in it: both sides derive the same one (`server/grants.py`), so the
 line stays short enough to paste. Whoever has the line may ask; what comes of it is sealed for the key that asked, and
 that key proves with `acceptance` that it did.
 """
@@ -117,12 +117,18 @@ def parse_invitation(text: str) -> InvitationLine:
     return InvitationLine(*at, *held, issued, holds, signature, Trust(trust), authority, *how)
 
 
+def wrong_kind(*, is_link: bool, for_link: bool) -> str | None:
+    """Names the command that takes a line that was given to the other one."""
+    if is_link and not for_link:
+        return "this line links two spaces, and makes nobody an agent: `tidings link accept LINE`"
+    if for_link and not is_link:
+        return "this line invites an agent, and links no spaces: `tidings accept LINE`"
+    return None
+
+
 def check_kind(line: InvitationLine, *, for_link: bool) -> None:
-    """UsageError names the command that takes it."""
-    if line.for_link and not for_link:
-        raise UsageError("this line links a space of yours with another: `tidings link accept LINE`")
-    if for_link and not line.for_link:
-        raise UsageError("this line invites an agent, and links no spaces: `tidings accept LINE`")
+    if why := wrong_kind(is_link=line.for_link, for_link=for_link):
+        raise UsageError(why)
 
 
 _DAMAGED = (

@@ -4,8 +4,8 @@
     acceptor   acceptance   what it takes of that and what it gives; signed by its space's id and its worker's user
 
 Both are JSON texts and signed as they stand, so nobody needs a canonical form. An acceptance names the offer by its
-hash and is never wider than it (`agreed`): what one side takes is what the other one shares. What each side calls the
-channels of the other is its own affair and is in neither.
+hash and is never wider than it (`check_within`): what one side takes is what the other one shares. What each side
+calls the channels of the other is its own affair and is in neither.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidings.errors import DeniedError, InvalidName, MalformedMessage, UsageErro
 from tidings.wire import names, strict_json
 from tidings.wire.links import MOST_HOPS, channel_map
 from tidings.wire.names import covers_any, covers_pattern
-from tidings.wire.rulings import Count, Switch
+from tidings.wire.rulings import Count, Link, Switch
 from tidings.wire.signing import KeyPair, public_bytes, verify
 
 #: of an offer or an acceptance: it must fit into a request of whoever was invited
@@ -213,8 +213,21 @@ def earliest(*ends: int | None) -> int | None:
     return min((each for each in ends if each is not None), default=None)
 
 
-def both_on(one: Switch, other: Switch) -> Switch:
-    return "on" if (one, other) == ("on", "on") else "off"
+def limits_of(terms: object) -> dict[str, Any]:
+    """What is agreed on beside channels; an offer, an acceptance and a link record have the same names for it."""
+    return {name: getattr(terms, name) for name in ("until", "hops", *SWITCHES)}
+
+
+def limited(record: Link, current: Link) -> Link:
+    """The record of a link that is renewed, with limits that are no wider than the link has now."""
+    switches = {name: "on" if getattr(record, name) == getattr(current, name) == "on" else "off" for name in SWITCHES}
+    return msgspec.structs.replace(
+        record,
+        beyond=current.beyond,
+        hops=min(record.hops, current.hops),
+        until=earliest(record.until, current.until),
+        **switches,
+    )
 
 
 def restricted(channels: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
@@ -239,21 +252,8 @@ def renamed(channels: Mapping[str, str], names_here: Mapping[str, str]) -> dict[
     return found
 
 
-class AgreedTerms(NamedTuple):
-    """What both link records say, as far as it is not one side's own affair. `gives`: what the acceptor may read of the
-    inviter's; `gets`: the other direction."""
-
-    gives: tuple[str, ...]
-    gets: tuple[str, ...]
-    until: int | None
-    hops: int
-    direct: Switch
-    roster: Switch
-    tasks: Switch
-
-
-def agreed(offer: LinkOffer, acceptance: LinkAcceptance) -> AgreedTerms:
-    """What comes of both. DeniedError for anything that is wider than the offer."""
+def check_within(offer: LinkOffer, acceptance: LinkAcceptance) -> None:
+    """DeniedError if an acceptance is wider than the offer, or nothing comes of both."""
     for what, said, most in (
         ("takes", acceptance.takes, offer.shares),
         ("shares", acceptance.shares, offer.wants),
@@ -273,5 +273,3 @@ def agreed(offer: LinkOffer, acceptance: LinkAcceptance) -> AgreedTerms:
         raise DeniedError("a space is not linked with itself")
     if offer.user == acceptance.user or offer.invitation in (offer.user, acceptance.user):
         raise DeniedError("the key of an invitation is known to whoever has its line: make another one")
-    terms: dict[str, Any] = {name: getattr(acceptance, name) for name in ("until", "hops", *SWITCHES)}
-    return AgreedTerms(minimal(acceptance.takes), minimal(acceptance.shares), **terms)

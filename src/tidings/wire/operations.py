@@ -96,8 +96,9 @@ _TABLE: tuple[Operation, ...] = (
     Operation(
         "accept",
         "redeem",
-        "Become an agent by an invitation: asked by whoever has its line, signed by the new key.",
-        {"id": TEXT, "name": TEXT, "sig": TEXT},
+        "Become an agent by an invitation, or accept the link it offers, on the terms in `text`: asked by who has "
+        "the line, signed by the new key, and for a link by the space that accepts (`proof`).",
+        {"id": TEXT, "sig": TEXT, "name": TEXT, "text": TEXT, "proof": TEXT},
         waits=ACCEPT_WAIT,
     ),
     Operation(
@@ -105,13 +106,6 @@ _TABLE: tuple[Operation, ...] = (
         "offer",
         "What a space offers to be linked: asked by whoever has the line, signed by a new key.",
         {"id": TEXT, "sig": TEXT, "space": TEXT, "proof": TEXT},
-    ),
-    Operation(
-        "accept",
-        "link",
-        "Accept it: the terms in `text`, signed by the new key and by the space that accepts.",
-        {"id": TEXT, "text": TEXT, "sig": TEXT, "proof": TEXT},
-        waits=ACCEPT_WAIT,
     ),
     Operation("access", "get", "This agent's access record in force, with a new token if there is one.", {}),
     Operation(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tidings.admin.home import SpaceHome, SpaceInfo
-from tidings.admin.link_inviting import keep_peer
 from tidings.admin.link_peers import LinkPeers
 from tidings.admin.link_registry import AgreedLink
 from tidings.cli import link_words
@@ -62,7 +61,7 @@ def test_every_event_of_a_link_has_a_line_in_words(kind: type[LinkEvent]) -> Non
 def test_a_link_whose_space_gave_no_address_is_not_said_to_be_interrupted_or_put_back(home: SpaceHome) -> None:
     link = facts(home, roster="on")
     assert (link_words.state(link), "was interrupted or an older copy" in why(link)) == ("waiting", True)
-    keep_peer(LinkPeers.below(home), "link1", jwt.credentials("a.b.c", KeyPair.generate()))
+    LinkPeers.below(home).put_creds("link1", jwt.credentials("a.b.c", KeyPair.generate()))
     link = facts(home, roster="on")
     assert link_words.state(link) == "waiting"
     assert "acme gave no address" in why(link)

@@ -46,7 +46,7 @@ def test_a_steward_does_not_start_while_an_operation_has_no_handler(monkeypatch:
 
     with pytest.raises(LookupError) as refused:
         handlers_of(One())
-    missing = "accept link, accept offer, accept redeem, access get, admin acknowledge"
+    missing = "accept offer, accept redeem, access get, admin acknowledge"
     assert f"in wire/operations.py and not handled: {missing}" in str(refused.value)
     assert "member list" not in str(refused.value)
     monkeypatch.setattr(requests, "OPERATIONS", {("member", "list"): OPERATIONS["member", "list"]})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidings.errors import UsageError, WireError
 from tidings.nats import jwt
-from tidings.server.invitation_token import text_to_sign, token_of
+from tidings.server.grants import invitation_text, invitation_token
 from tidings.wire.invitations import AUTHORITY_BYTES, LONGEST, InvitationLine, Trust, check_kind, parse_invitation
 from tidings.wire.signing import ACCOUNT, sealed_for
 from tidings.wire.subjects import Subjects
@@ -33,7 +33,7 @@ def line(
     for_link: bool = False,
 ) -> InvitationLine:
     when = issued, issued + 3_600
-    text = text_to_sign(Subjects(space), ACCOUNT_KEY.id, KEY.id, *when, for_link=for_link)
+    text = invitation_text(Subjects(space), ACCOUNT_KEY.id, KEY.id, *when, for_link=for_link)
     authority = bytes(range(AUTHORITY_BYTES)) if trust is Trust.AUTHORITY else b""
     signature = ACCOUNT_KEY.sign(text.encode())
     held = KEY, ACCOUNT_KEY.id, issued, 3_600, signature
@@ -104,11 +104,11 @@ def test_it_never_leads_to_another_machine_in_plain() -> None:
 
 
 def test_both_sides_derive_the_same_token_and_it_is_frozen() -> None:
-    claims = jwt.decode(token_of(parse_invitation(str(line()))))
+    claims = jwt.decode(invitation_token(parse_invitation(str(line()))))
     assert (claims["iss"], claims["sub"], claims["exp"]) == (ACCOUNT_KEY.id, KEY.id, 1_800_003_600)
     assert set(claims["nats"]["pub"]["allow"]) == {f"td.main.ctl.accept.{KEY.id}"}
     assert set(claims["nats"]["sub"]["allow"]) == {f"_INBOX_{KEY.id}.>"}
-    digest = hashlib.sha256(token_of(line()).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(invitation_token(line()).encode()).hexdigest()[:16]
     assert digest == TOKEN_OF_1, "lines of version 1 that people have would no longer work"
 
 
@@ -118,11 +118,13 @@ def test_a_line_for_a_link_says_so_and_has_a_token_of_its_own() -> None:
     assert (same(found, made), found.for_link, found.trust) == (True, True, Trust.AUTHORITY)
     assert not parse_invitation(str(line())).for_link
     assert len(str(made)) == len(str(line()))
-    digest = hashlib.sha256(token_of(made).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(invitation_token(made).encode()).hexdigest()[:16]
     assert digest == LINK_TOKEN_OF_1, "lines for links that people have would no longer work"
-    assert jwt.decode(token_of(made))["nats"]["payload"] > jwt.decode(token_of(line()))["nats"]["payload"]
+    assert (
+        jwt.decode(invitation_token(made))["nats"]["payload"] > jwt.decode(invitation_token(line()))["nats"]["payload"]
+    )
     with pytest.raises(WireError):  # the other kind was not signed
-        jwt.decode(token_of(replace(made, for_link=False)))
+        jwt.decode(invitation_token(replace(made, for_link=False)))
 
 
 def test_each_kind_names_the_command_that_takes_it() -> None:

@@ -12,11 +12,11 @@ from tidings.errors import DeniedError, InvalidName, UsageError
 from tidings.wire.link_terms import (
     LONGEST_TEXT,
     MOST_PATTERNS,
-    AgreedTerms,
     LinkAcceptance,
     LinkOffer,
-    agreed,
+    check_within,
     hash_of,
+    limits_of,
     minimal,
     read_acceptance,
     read_offer,
@@ -104,11 +104,12 @@ def test_an_acceptance_needs_both_signatures_and_the_offer_it_names() -> None:
 
 
 def test_what_is_accepted_whole_is_what_was_offered() -> None:
-    assert agreed(offer(), acceptance(offer())) == AgreedTerms(
-        ("general", "team.>"), ("news", "ops.>"), 2_000_000_000, 2, "on", "off", "off"
-    )
+    whole = acceptance(offer())
+    check_within(offer(), whole)
+    assert (whole.takes, whole.shares, limits_of(whole)) == (offer().shares, offer().wants, limits_of(offer()))
     less = acceptance(offer(), takes=("team.x", "team.x.>"), shares=(), until=1_999_999_999, hops=1, direct="off")
-    assert agreed(offer(), less) == AgreedTerms(("team.x", "team.x.>"), (), 1_999_999_999, 1, "off", "off", "off")
+    check_within(offer(), less)
+    assert list(limits_of(less).values()) == [1_999_999_999, 1, "off", "off", "off"]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_what_is_accepted_whole_is_what_was_offered() -> None:
 )
 def test_what_is_wider_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(DeniedError):
-        agreed(offer(), acceptance(offer(), **changes))
+        check_within(offer(), acceptance(offer(), **changes))
 
 
 @pytest.mark.parametrize(
