@@ -72,10 +72,12 @@ class Actor:
     ) -> Any:
         return await self.ask(lambda inbox: line(subject, payload, reply=inbox, headers=headers), timeout=timeout)
 
-    async def pull(self, mailbox: tuple[str, str]) -> Any:
-        """What is in a mailbox, or the broker's word that there is nothing."""
+    async def pull(self, mailbox: tuple[str, str], *, wait: bool = False) -> Any:
+        """What is in a mailbox, or the broker's word that there is nothing. On a cluster the consumer may hear of a
+        message later than its publisher, so whoever knows that there is one waits for it."""
         stream, consumer = mailbox
-        return await self.request(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", b'{"batch":1,"no_wait":true}')
+        asked = b'{"batch":1,"expires":4000000000}' if wait else b'{"batch":1,"no_wait":true}'
+        return await self.request(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", asked)
 
     async def ask(self, make: Callable[[str], bytes], *, timeout: float = PATIENCE) -> Any:
         """Send the line `make(reply)` with a fresh inbox and return the first answer."""

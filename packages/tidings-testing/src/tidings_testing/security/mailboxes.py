@@ -68,7 +68,7 @@ async def ack_ahead(stage: Stage) -> ProbeOutcome:
     kept = await stage.js.at(stream, stage.frame)
     if kept is None:
         return broken(f"frame {stage.frame} vanished: it had been acknowledged before it existed")
-    got = await stage.vic.pull((stream, f"dlv_{stage.vic.id}"))
+    got = await stage.vic.pull((stream, f"dlv_{stage.vic.id}"), wait=True)
     arrived = got.data == b"a later frame for the victim"
     return held(f"frame {stage.frame} arrived") if arrived else broken(f"the victim got {got.data[:60]!r} instead")
 

@@ -122,7 +122,7 @@ def _hold(box: int) -> Callable[[Stage, int], Awaitable[list[int]]]:
 
     async def hold(stage: Stage, _count: int) -> list[int]:
         seqs = await _fill(box)(stage, 1)
-        stage.held[box] = (await stage.mal.pull(stage.watch.mailboxes(stage.mal.id)[box])).reply
+        stage.held[box] = (await stage.mal.pull(stage.watch.mailboxes(stage.mal.id)[box], wait=True)).reply
         return seqs
 
     return hold

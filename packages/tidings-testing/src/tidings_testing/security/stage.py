@@ -225,7 +225,7 @@ async def _prepare_victim(stage: Stage) -> None:
     for subject in (s.live_chat(stage.channel), s.live_chat(f"{stage.base}.wild.>"), s.live_roster):
         await vic.connection.subscribe(subject, cb=hear)
     for mailbox in stage.watch.mailboxes(vic.id):
-        await vic.pull(mailbox)
+        await vic.pull(mailbox, wait=True)
     await vic.connection.flush()
 
 
