@@ -44,7 +44,8 @@ class ProgramPresence:
             return
         self._waiting[session.id] += 1
         self._asked[session.id] = session.scope, self._clock()
-        self.look(session.scope)
+        if session.scope not in self._told:  # a session that asks is attached; `look` scans all of them
+            self.look(session.scope)
         try:
             yield
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -48,7 +47,8 @@ async def send(asked: Scoped) -> Json:
         await asked.app.unless_stopping(_names_known(asked))
     # Never given up half-way: an answer that says it was not taken sends its program another way with it.
     sent = await asked.host.send(asked.scope, request, wait=patience)
-    return asdict(sent) | {"seq": sent.seq or None}
+    answer: Json = msgspec.to_builtins(sent)  # `asdict` takes 8 us for it, this 0.5
+    return answer | {"seq": sent.seq or None}
 
 
 async def _names_known(asked: Scoped) -> None:
