@@ -4,6 +4,7 @@
     live_p50_ratio  publish to live copy, republish plus stream import / stream plus core subscription, at the median
 
 Run it with `--json` for one line of figures. Both sides use the same client, payload, headers and storage settings.
+The steward runs as its own process, as it does in a space that is up.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from measuring import bare_server, bare_stream, median_ratio, options, pairs, re
 from tidings.nats import aio
 from tidings.nats.aio import Connection
 from tidings.wire.message import new_id
+from tidings_testing.processes import steward_child
 from tidings_testing.real_space import real_space
 
 PUBLISHERS = 8
@@ -84,7 +86,8 @@ async def main() -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         url = await stack.enter_async_context(bare_server())
         await bare_stream(url)
-        space = await stack.enter_async_context(real_space(Path(folder) / "home", budget=4 * 1024**3))
+        space = await stack.enter_async_context(real_space(Path(folder) / "home", budget=4 * 1024**3, steward=False))
+        await stack.enter_async_context(steward_child(space.home, ttl=3.0))
         ours, bare = [], []
         for number in range(PUBLISHERS):
             await space.add(f"agent{number}")

@@ -7,6 +7,8 @@ accept_ratio_N   sealed and signed messages a second that N callers get accepted
 send_ratio_N     the same with composing, sealing and signing each of them: what `host.send` costs in all
 http_ratio       `POST /v1/send` / a handler that reads the same body and answers nothing, 8 connections
 drain_ratio      rows a second from the outbox to the log, 256 lanes / `publish_async` to a bare server
+
+The steward runs as its own process, as it does in a space that is up.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from tidings.host.outbox import Draft
 from tidings.util.private_sockets import bind
 from tidings.wire.message import new_id
 from tidings.wire.signing import KeyPair
+from tidings_testing.processes import steward_child
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually
 
@@ -175,7 +178,8 @@ async def bare_publishing(client: Any) -> float:
 
 async def measure(stack: AsyncExitStack, chosen: Any) -> dict[str, Any]:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    space = await stack.enter_async_context(real_space(folder / "home", budget=4 * 1024**3))
+    space = await stack.enter_async_context(real_space(folder / "home", budget=4 * 1024**3, steward=False))
+    await stack.enter_async_context(steward_child(space.home, ttl=3.0))
     await space.add("ada")
     await space.add("bob", post=[">"], read=[">"])
     figures: dict[str, Any] = {}
