@@ -33,8 +33,8 @@ from tidings.links import replicator, running_link
 from tidings.links.agreements import last_row
 from tidings.links.local_socket import ask
 from tidings.links.ports import Prepare
+from tidings.links.running_link import NatsSpaces, SharedLog
 from tidings.links.source import PATIENCE, PeerSource
-from tidings.links.spaces import NatsSpaces, SharedLog
 from tidings.links.worker import LinkWorker
 from tidings.util.backoff import Backoff
 from tidings.wire import message as wire_message

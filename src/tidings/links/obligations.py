@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from tidings.errors import ConflictError, UnknownMessage, UsageError
 from tidings.links.link_store import Disposed, quarantine, quarantined
-from tidings.links.ports import ComparedRecord, OriginIdentity
+from tidings.links.ports import OriginIdentity
 from tidings.util.backoff import Backoff
+from tidings.wire.digests import RecordIdentity
 from tidings.wire.links import LinkedRecord
 
 #: milliseconds between attempts
@@ -69,7 +70,7 @@ def owe(connection: sqlite3.Connection, row: int, seqs: Iterable[int], now: int)
     return len(new)
 
 
-def first_other(connection: sqlite3.Connection, row: int, found: Iterable[ComparedRecord]) -> int | None:
+def first_other(connection: sqlite3.Connection, row: int, found: Iterable[RecordIdentity]) -> int | None:
     """The first of these sequences at which the ledger knows another record: that log is not the one it knew. What was
     put aside because it is no message has no id here, and is known by its bytes."""
     query = """SELECT sender, id, hash FROM disposition
@@ -78,7 +79,7 @@ def first_other(connection: sqlite3.Connection, row: int, found: Iterable[Compar
     return min((one.seq for one, ours in known if ours is not None and _is_other(one, *ours)), default=None)
 
 
-def _is_other(claimed: ComparedRecord, sender: str, name: str, hashed: str) -> bool:
+def _is_other(claimed: RecordIdentity, sender: str, name: str, hashed: str) -> bool:
     return hashed != claimed.hash.hex() or (name != "" and (sender, name) != (claimed.sender, claimed.id))
 
 

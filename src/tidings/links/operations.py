@@ -27,16 +27,14 @@ from tidings.links import directory as people
 from tidings.links import link_store as books
 from tidings.links import mail_store, obligations, task_store
 from tidings.links.agreements import carries, definition_of, find_row, last_row, milliseconds, opened, secret_of
-from tidings.links.checking import lost_here
 from tidings.links.compare import Comparison, Difference
 from tidings.links.destination import LocalDestination, LocalSpace
 from tidings.links.directory import PeerPlace
-from tidings.links.held import HeldRecords, shared_by
+from tidings.links.held import HeldRecords, lost_here, shared_by
 from tidings.links.link_store import BookedLink, LinkRow
 from tidings.links.obligations import Quarantined
-from tidings.links.running_link import CarriedLink
+from tidings.links.running_link import CarriedLink, SharedLog
 from tidings.links.source import PeerSource
-from tidings.links.spaces import SharedLog
 from tidings.links.store_file import open_store
 from tidings.util.database import Database
 from tidings.wire.link_exchange import Person

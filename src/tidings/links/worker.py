@@ -27,10 +27,8 @@ from tidings.links.link_store import BookedLink
 from tidings.links.local_socket import LocalServer, ask
 from tidings.links.operations import Carrying, LinkOperations, no_access
 from tidings.links.replicator import LIVE, Mode
-from tidings.links.running_link import CarriedLink
-from tidings.links.spaces import NatsSpaces, Spaces
+from tidings.links.running_link import CarriedLink, NatsSpaces, Spaces, ThreadedVerify
 from tidings.links.store_file import LedgerDatabase, open_store
-from tidings.links.verifying import ThreadedVerify
 from tidings.wire.rulings import Link
 
 #: seconds between two looks at the records
