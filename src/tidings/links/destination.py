@@ -109,12 +109,12 @@ class LocalSpace:
         """Every link record in force, on or off."""
         said = await self.ask("links")
         rows = tuple(_link(row) for row in said["links"])
-        return LocalLinks(said["name"], _facts(said), rows)
+        return LocalLinks(said["name"], msgspec.convert(said, LocalFacts), rows)
 
     async def facts(self, link: str | None = None) -> tuple[LocalFacts, bool]:
         """The log as it is, what a link lets in, and whether the log takes messages."""
         said = await self.ask("facts", after=self.acknowledged, **({"link": link} if link else {}))
-        return _facts(said), said["open"]
+        return msgspec.convert(said, LocalFacts), said["open"]
 
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
         """Put a direct message of another space into the mail here, as it was signed."""
@@ -246,19 +246,6 @@ def _windows(batch: Sequence[LinkAdmission]) -> Iterator[Sequence[LinkAdmission]
             start, size = number, len(each.record.payload)
     if batch:
         yield batch[start:]
-
-
-def _facts(said: dict[str, Any]) -> LocalFacts:
-    return LocalFacts(
-        space=said["space"],
-        epoch=said["epoch"],
-        head=said["head"],
-        floor=said["floor"],
-        agreed=said.get("agreed"),
-        authority=said.get("authority", ""),
-        listing=said.get("listing", 0),
-        share=said.get("share", 0),
-    )
 
 
 def _link(row: dict[str, Any]) -> LinkInForce:

@@ -19,31 +19,6 @@ Connectivity = Literal["unknown", "online", "offline"]
 
 
 @dataclass(frozen=True)
-class StatusFacts:
-    """What a status is made of."""
-
-    #: an operator, or an authority, does not let it go on
-    held_back: bool = False
-    #: failures in a row, and how many of them are tried again soon
-    failures: int = 0
-    patience: int = 3
-    #: something the token has passed is fetched, or read again
-    repairing: bool = False
-    #: the end of the peer's log was reached once since the start
-    reached_the_end: bool = False
-
-
-def status_of(facts: StatusFacts) -> Status:
-    if facts.held_back:
-        return "paused"
-    if facts.failures >= facts.patience:
-        return "degraded_poll"
-    if facts.repairing:
-        return "repairing"
-    return "live" if facts.reached_the_end else "initializing"
-
-
-@dataclass(frozen=True)
 class LinkStatus:
     """`words` say why it is paused or failing; `ended_there`: because the other space ended the link. Lag: sequences of
     the peer's log that are not handled, and how long ago the last handled record was said if there are any."""

@@ -6,8 +6,6 @@ in is found in the index by the next one. What blocks more than one record is ra
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,13 +13,12 @@ from typing import NamedTuple
 
 from tidings import errors
 from tidings.errors import TidingsError
-from tidings.links import link_store as books
 from tidings.links import local_index
 from tidings.links.definition import LinkDefinition
 from tidings.links.link_store import BookedLink, Disposed
 from tidings.links.local_index import IndexState
 from tidings.links.obligations import LATE, NOT_LISTED
-from tidings.links.ports import AdmittedAt, Destination, IndexRow, LinkAdmission, OriginIdentity, Verify
+from tidings.links.ports import AdmittedAt, Destination, LinkAdmission, OriginIdentity, Verify
 from tidings.links.validation import Admit, Omit, Refuse, Verdict, disposed, judge, order
 from tidings.wire.links import LinkedRecord
 
@@ -52,13 +49,6 @@ class _Landed(NamedTuple):
     link: str
 
 
-def message_id(secret: bytes, name: OriginIdentity, attempt: int) -> str:
-    """The same for every link of a space, so that the log takes one of two copies that come at once; and known to
-    nobody, so that it cannot be burnt in advance. After one that was, the next attempt has another."""
-    text = "\n".join((*name, str(attempt))).encode()
-    return hmac.digest(secret, text, hashlib.sha256).hex()[:32]
-
-
 async def _nothing() -> None:
     return None
 
@@ -70,7 +60,6 @@ class Admitter:
         self, definition: LinkDefinition, ledger: BookedLink, destination: Destination, verify: Verify
     ) -> None:
         self._definition, self._ledger, self._destination, self._verify = definition, ledger, destination, verify
-        self._secret = b""
         #: bytes that were put into the log here, until somebody writes them down
         self.added = 0
         self._unclear: Counter[OriginIdentity] = Counter()
@@ -137,10 +126,10 @@ class Admitter:
         for attempt in range(IDS_TRIED):
             if not batch:
                 return landed
-            secret = await self._space_secret()
-            asked = [
-                LinkAdmission(each.record, each.ours, message_id(secret, each.identity, attempt)) for each in batch
-            ]
+            asked = []
+            for each in batch:
+                mid = await self._ledger.message_id(self._definition.space, *each.identity, str(attempt))
+                asked.append(LinkAdmission(each.record, each.ours, mid))
             answers = await self._destination.admit(asked, epoch)
             self._overtaken |= _overtaken(batch, answers)
             burnt: list[Admit] = []
@@ -163,8 +152,10 @@ class Admitter:
             if not answer.duplicate:
                 self.added += len(each.record.payload) + BESIDE
                 return _Landed(answer.seq, self._definition.link)
-            row = await self._look_at(answer.seq)
-            if row is None:  # it may have been removed since; another link of this ledger may have seen it before
+            page = await self._destination.index(answer.seq - 1)
+            row = page.rows[0] if page.rows else None
+            # it may have been removed since; another link of this ledger may have seen it before
+            if row is None or row.seq != answer.seq:
                 return await self._known_at(each, answer.seq)
             return _Landed(answer.seq, row.link) if (row.identity, row.hash) == (each.identity, each.hash) else None
         if not isinstance(answer, _RECORD):
@@ -176,19 +167,10 @@ class Admitter:
             del self._unclear[each.identity]
         return Refuse(each.record, answer.code, str(answer))
 
-    async def _look_at(self, seq: int) -> IndexRow | None:
-        page = await self._destination.index(seq - 1)
-        return page.rows[0] if page.rows and page.rows[0].seq == seq else None
-
     async def _known_at(self, each: Admit, seq: int) -> _Landed | None:
         space, name = self._definition.space, each.identity
         known = (await self._ledger.read(lambda c: local_index.present(c, space, [name]))).get(name)
         return _Landed(seq, known.link) if known is not None and (known.hash, known.seq) == (each.hash, seq) else None
-
-    async def _space_secret(self) -> bytes:
-        if not self._secret:
-            self._secret = await self._ledger.read(lambda c: books.secret(c, self._definition.space))
-        return self._secret
 
 
 def _judged(record: LinkedRecord, signed: bool, definition: LinkDefinition) -> Verdict:

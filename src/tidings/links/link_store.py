@@ -10,7 +10,10 @@ holds (`local_index`) are beside this. Nothing here asks anybody anything.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
@@ -157,7 +160,8 @@ def links(connection: sqlite3.Connection, space: str | None = None) -> list[Link
 
 def delete(connection: sqlite3.Connection, row: int) -> None:
     """The link and all that is known of it. What it brought stays in the log."""
-    _close_all(connection, row)
+    for table in ("obligation", "quarantine", "disposition", "omitted_range", "forgotten"):
+        connection.execute(f"DELETE FROM {table} WHERE link = ?", (row,))
     connection.execute("DELETE FROM link WHERE row = ?", (row,))
 
 
@@ -203,6 +207,16 @@ def resume(connection: sqlite3.Connection, row: int) -> None:
 def secret(connection: sqlite3.Connection, space: str) -> bytes:
     (found,) = connection.execute("SELECT secret FROM space WHERE space = ?", (space,)).fetchone()
     return bytes(found)
+
+
+def message_id(secret: bytes, *name: str) -> str:
+    """The same whenever it is made of the same name, so that the log takes one of two copies that come at once; and
+    known to nobody, so that it cannot be burnt in advance."""
+    return hmac.digest(secret, "\n".join(name).encode(), hashlib.sha256).hex()[:32]
+
+
+def milliseconds() -> int:
+    return int(time.time() * 1000)
 
 
 # --------------------------------------------------------------------------------------------------------- tokens
@@ -367,24 +381,13 @@ def quarantine(connection: sqlite3.Connection, row: int, disposed: Iterable[Disp
     kept = [(each, each.record) for each in disposed if each.record is not None]
     if not kept:
         return
+    times = now, now + QUARANTINE_REST
     connection.executemany(
         """INSERT INTO quarantine (link, seq, payload, bytes, signature, hops, time_ns, mark, words, first_at, next_at)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         [
-            (
-                row,
-                r.seq,
-                r.payload,
-                len(r.payload),
-                r.signature,
-                r.hops,
-                r.time_ns,
-                r.mark,
-                each.words[:1_000],
-                now,
-                now + QUARANTINE_REST,
-            )
-            for each, r in kept
+            (row, r.seq, r.payload, len(r.payload), r.signature, r.hops, r.time_ns, r.mark, one.words[:1_000], *times)
+            for one, r in kept
         ],
     )
     rows, size = quarantined(connection, row)
@@ -486,11 +489,6 @@ def said_elsewhere(connection: sqlite3.Connection, row: int, seqs: Iterable[int]
     return {seq for each in seqs for (seq,) in connection.execute(query, (row, each))}
 
 
-def _close_all(connection: sqlite3.Connection, row: int) -> None:
-    for table in ("obligation", "quarantine", "disposition", "omitted_range", "forgotten"):
-        connection.execute(f"DELETE FROM {table} WHERE link = ?", (row,))
-
-
 def _one(connection: sqlite3.Connection, where: str, values: Sequence[object]) -> LinkRow:
     found = connection.execute(f"SELECT {_COLUMNS} FROM link WHERE {where}", tuple(values)).fetchone()
     if found is None:
@@ -542,6 +540,7 @@ class BookedLink:
 
     def __init__(self, jobs: Jobs, row: int) -> None:
         self._jobs, self.row = jobs, row
+        self._secret = b""
 
     def write(self, job: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
         return self._jobs.write(job)
@@ -551,3 +550,9 @@ class BookedLink:
 
     async def link(self) -> LinkRow:
         return await self._jobs.read(lambda c: find(c, self.row))
+
+    async def message_id(self, space: str, *name: str) -> str:
+        """The message id of something that comes into a space over this link, or over another one."""
+        if not self._secret:
+            self._secret = await self._jobs.read(lambda c: secret(c, space))
+        return message_id(self._secret, *name)

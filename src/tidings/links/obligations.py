@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tidings.errors import ConflictError, UnknownMessage, UsageError
-from tidings.links.link_store import Disposed, quarantine, quarantined
+from tidings.links.link_store import Disposed, find, quarantine, quarantined
 from tidings.links.ports import OriginIdentity
 from tidings.util.backoff import Backoff
 from tidings.wire.digests import RecordIdentity
@@ -173,7 +173,10 @@ def retry_quarantined(connection: sqlite3.Connection, row: int, seqs: Sequence[i
     if seqs is None:
         return connection.execute("UPDATE quarantine SET next_at = ? WHERE link = ?", (now, row)).rowcount
     query = "UPDATE quarantine SET next_at = ? WHERE link = ? AND seq = ?"
-    return sum(connection.execute(query, (now, row, seq)).rowcount for seq in seqs)
+    count = sum(connection.execute(query, (now, row, seq)).rowcount for seq in seqs)
+    if seqs and not count:
+        raise _not_in_quarantine(connection, row, seqs)
+    return count
 
 
 def retry_unlisted(connection: sqlite3.Connection, row: int, now: int) -> None:
@@ -209,11 +212,18 @@ def one_quarantined(connection: sqlite3.Connection, row: int, seq: int, life: in
     where = "q.link = ? AND q.seq = ? AND (? IS NULL OR q.life = ?) ORDER BY q.life"
     found = _quarantined(connection, where, (row, seq, life, life))
     if not found:
-        raise UnknownMessage(f"record {seq} is not in quarantine: list it to see what is")
+        raise _not_in_quarantine(connection, row, [seq])
     if len(found) > 1:
         lives = ", ".join(str(each.life) for each in found)
         raise ConflictError(f"{len(found)} records {seq} are in quarantine, of different lives: --life, one of {lives}")
     return found[0]
+
+
+def _not_in_quarantine(connection: sqlite3.Connection, row: int, seqs: Sequence[int]) -> UnknownMessage:
+    link = find(connection, row).definition.link
+    of = f"of link {link}"
+    named = f"record {seqs[0]} {of} is not" if len(seqs) == 1 else f"none of {', '.join(map(str, seqs))} {of} is"
+    return UnknownMessage(f"{named} in quarantine: `tidings link quarantine list {link}` shows what is")
 
 
 def counts(connection: sqlite3.Connection, row: int) -> tuple[int, int]:

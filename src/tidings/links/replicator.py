@@ -210,7 +210,7 @@ class Direction:
             behind = max(0, self._head - link.handled.seq)
         late = self._peer_now() - link.handled_time / 1e9 if link is not None and link.handled_time else 0.0
         return events.LinkStatus(
-            status=events.status_of(self._facts()),
+            status=self._status(),
             connectivity=self._connectivity,
             words=self._words(),
             handled=link.handled if link is not None else None,
@@ -677,14 +677,14 @@ class Direction:
         if before != now:
             self._tell(events.ConnectivityChanged, before, now)
 
-    def _facts(self) -> events.StatusFacts:
-        return events.StatusFacts(
-            held_back=self._paused or (self._failure is not None and self._failure.held_back),
-            failures=self._failures,
-            patience=len(LADDER),
-            repairing=self._owed > 0 or self._rescan,
-            reached_the_end=self._reached_the_end,
-        )
+    def _status(self) -> events.Status:
+        if self._paused or (self._failure is not None and self._failure.held_back):
+            return "paused"
+        if self._failures >= len(LADDER):
+            return "degraded_poll"
+        if self._owed > 0 or self._rescan:
+            return "repairing"
+        return "live" if self._reached_the_end else "initializing"
 
     def _words(self) -> str:
         if self._paused and self._link is not None:
@@ -692,7 +692,7 @@ class Direction:
         return self._failure.words if self._failure is not None else ""
 
     def _tell_status(self) -> None:
-        now, before = events.status_of(self._facts()), self._told
+        now, before = self._status(), self._told
         if now == before:
             return
         self._told = now

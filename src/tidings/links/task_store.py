@@ -106,11 +106,6 @@ def counts(connection: sqlite3.Connection, place: PeerPlace) -> dict[str, int]:
     return dict(connection.execute(query, place).fetchall())
 
 
-def forget(connection: sqlite3.Connection, place: PeerPlace) -> None:
-    """Everything of a peer: the link was removed."""
-    connection.execute("DELETE FROM task WHERE space = ? AND peer = ?", place)
-
-
 def _prune(connection: sqlite3.Connection, place: PeerPlace, now: int) -> None:
     connection.execute(
         "DELETE FROM task WHERE space = ? AND peer = ? AND state <> 'open' AND at < ?", (*place, now - KEPT_FOR)

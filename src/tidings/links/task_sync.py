@@ -13,9 +13,6 @@ one asker a part of that; others wait where they were asked.
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,11 +28,10 @@ from tidings.errors import (
     UnreachableError,
     WireError,
 )
-from tidings.links import link_store as books
 from tidings.links import task_store
 from tidings.links.directory import PeerPlace
 from tidings.links.directory_sync import AskedSteward
-from tidings.links.link_store import BookedLink
+from tidings.links.link_store import BookedLink, milliseconds
 from tidings.links.task_store import BookedTask, OpenTasks
 from tidings.util.failpoints import reach
 from tidings.wire.link_exchange import AGE_HEADER, PART_BYTES, TASKS_PER_PAGE, LinkedTask, read_tasks
@@ -92,7 +88,6 @@ class TaskRound:
     def __init__(self, space: str, record: Link, ledger: BookedLink, peer: AskedSteward, local: LocalQueue) -> None:
         self.place = PeerPlace(space, record.origin)
         self._record, self._ledger, self._peer, self._local = record, ledger, peer, local
-        self._secret = b""
         self._waits = ""
         self._forged = 0
 
@@ -154,7 +149,7 @@ class TaskRound:
         reach("link.task.told")
         later = set(answer["later"])
         now = [each.task._replace(told="" if number in later else each.told) for number, each in enumerate(told)]
-        await self._ledger.write(partial(task_store.note_told, place=self.place, tasks=now, now=_now()))
+        await self._ledger.write(partial(task_store.note_told, place=self.place, tasks=now, now=milliseconds()))
         if late := [each for number, each in enumerate(told) if number in later]:
             self._waits = self._waits or f"the other space does not know yet who did {len(late)} of them"
 
@@ -162,7 +157,7 @@ class TaskRound:
 
     async def _take(self) -> None:
         for _ in range(MOST_PAGES):
-            here = await self._ledger.read(lambda c: task_store.open_of(c, self.place, _now() - KEPT_HERE))
+            here = await self._ledger.read(lambda c: task_store.open_of(c, self.place, milliseconds() - KEPT_HERE))
             room = MOST_OPEN - sum(here.askers.values())
             if room <= 0:
                 self._waits = f"as many tasks of this link are open here as may be, {MOST_OPEN}"
@@ -190,7 +185,9 @@ class TaskRound:
         finally:  # what was queued before a failure is written down all the same
             reach("link.task.admitted")
             if done or again:
-                await self._ledger.write(partial(task_store.take, place=self.place, tasks=[*done, *again], now=_now()))
+                await self._ledger.write(
+                    partial(task_store.take, place=self.place, tasks=[*done, *again], now=milliseconds())
+                )
             reach("link.task.committed")
         if again:
             await self._tell_some(again)
@@ -239,17 +236,11 @@ class TaskRound:
         task = fetched.task
         origin = MailOrigin(self._record.origin, self._record.link, agreed)
         headers = dict([mail_origin_field(origin)]) | {SIGNATURE_HEADER: task.sig, AGE_HEADER: str(task.age)}
-        headers["Nats-Msg-Id"] = await self._message_id(fetched)
+        # not the same for ever: a queue that was set back may remember what it lost
+        minute = milliseconds() // 60_000
+        name = "task", str(minute), self._record.origin, *fetched.key
+        headers["Nats-Msg-Id"] = await self._ledger.message_id(self.place.space, *name)
         return await self._local.put_task(task.role, task.sender, task.payload, headers)
-
-    async def _message_id(self, fetched: _Fetched) -> str:
-        """Nobody else knows it, so that nobody can have used it before. Not the same for ever: a queue that was set
-        back may remember what it lost."""
-        if not self._secret:
-            self._secret = await self._ledger.read(lambda c: books.secret(c, self.place.space))
-        minute = _now() // 60_000
-        text = "\n".join(("task", str(minute), self._record.origin, *fetched.key)).encode()
-        return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
 
 
 def _refusal(task: BookedTask) -> _ToTell:
@@ -264,7 +255,7 @@ def _progress(task: BookedTask, row: Mapping[str, Any]) -> _ToTell | None:
     if state in (TaskStatus.QUEUED, TaskStatus.CLAIMED):
         worker, attempt = str(row.get("worker", "")), int(row.get("attempt", 0))
         told = f"{state} {worker} {attempt}"
-        if told == task.told and _now() - task.told_at < TELL_AGAIN:
+        if told == task.told and milliseconds() - task.told_at < TELL_AGAIN:
             return None
         return _ToTell(task, _named(task) | {"state": state, "worker": worker, "attempt": attempt}, told)
     if state == TaskStatus.DONE:
@@ -303,7 +294,3 @@ def _in_parts(row: dict[str, Any]) -> list[dict[str, Any]]:
         return [row]
     told = ({"result": base64.b64encode(each).decode(), "part": number} for number, each in enumerate(parts))
     return [{**row, **each, "parts": len(parts)} for each in told]
-
-
-def _now() -> int:
-    return int(time.time() * 1000)

@@ -20,10 +20,10 @@ import msgspec
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.errors import StoreBusy, TidingsError, UsageError, WorkerUnreachable
-from tidings.links.agreements import definition_of, milliseconds, opened, secret_of, takes_something
+from tidings.links.agreements import definition_of, opened, secret_of, takes_something
 from tidings.links.destination import LocalLinks, PeerProgress
 from tidings.links.events import LinkEvent, Listener, Listeners, PushAdvanced, line_of
-from tidings.links.link_store import BookedLink
+from tidings.links.link_store import BookedLink, milliseconds
 from tidings.links.local_socket import LocalServer, ask
 from tidings.links.operations import Carrying, LinkOperations, no_access
 from tidings.links.replicator import LIVE, Mode

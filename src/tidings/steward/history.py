@@ -41,8 +41,7 @@ AT_ONCE = 8
 
 class HistoryHandlers:
     def __init__(self, space: SpaceContext, marks: Marks) -> None:
-        self.space = space
-        self.marks = marks
+        self.space, self.marks = space, marks
         refusal = f"{PER_SENDER} pages are under way for you already: wait for one of them"
         self.pages = ConcurrencyLimit(AT_ONCE, PER_SENDER, refusal)
 
@@ -80,8 +79,8 @@ class HistoryHandlers:
         if after is not None:
             until = min(head, request.optional("until", int) or head)
             filters = self._filters(channel, request.optional("sender", str), request.optional("link", str))
-            found, complete = await self._forwards(filters, max(after + 1, lowest), until, limit)
-            passed = after
+            found, complete = await self._sample(filters, max(after + 1, lowest), until, limit)
+            found, complete, passed = found[:limit], complete and len(found) <= limit, after
         else:
             passed = min(head + 1, before or head + 1)
             found, complete = await self._backwards(channel, passed - 1, limit, lowest)
@@ -115,7 +114,7 @@ class HistoryHandlers:
 
     async def _bounds(self, channel: str, shown: Replays, head: int) -> tuple[int, int]:
         """Nothing below the first is shown, so it is not read; the second is where the channel's records begin."""
-        if not is_channel(channel) or shown.of(channel).shows_all:
+        if not is_channel(channel) or shown.of(channel).since_ns == 0:
             return 1, 1
         replay, js, stream = shown.of(channel), self.space.js, self.space.subjects.log_stream
         lowest, oldest = min((interval.joined + 1 for interval in replay.intervals), default=head + 1), head + 1
@@ -145,13 +144,6 @@ class HistoryHandlers:
                     complete = False
                     break
         return sorted(found, key=lambda record: record.seq), complete
-
-    async def _forwards(
-        self, filters: tuple[str, ...], start: int, end: int, limit: int
-    ) -> tuple[list[StoredRecord], bool]:
-        """The oldest `limit` records of a range, and whether those are all."""
-        found, complete = await self._sample(filters, start, end, limit)
-        return found[:limit], complete and len(found) <= limit
 
     async def _backwards(self, channel: str, end: int, limit: int, lowest: int) -> tuple[list[StoredRecord], bool]:
         """The newest `limit` records from `lowest` to `end`, newest first, and whether those are all."""
@@ -236,10 +228,6 @@ class Replay:
         if self.since_ns is not None and time_ns >= self.since_ns:
             return True
         return any(interval.holds(seq) for interval in self.intervals)
-
-    @property
-    def shows_all(self) -> bool:
-        return self.since_ns == 0
 
 
 def replay_of(space: SpaceContext, reader: str, channel: str) -> Replay:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ from tidings.wire.digests import (
 from tidings.wire.link_exchange import page_fields, record_row
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
 from tidings.wire.names import check_channel
-from tidings.wire.records import Stamp, record_mark
+from tidings.wire.records import Stamp
 from tidings.wire.rulings import Link
 
 #: payloads of a page, and half of the answer that they are in; one record may be larger
@@ -262,10 +262,10 @@ class LinkHandlers:
     async def _read(self, filters: list[str], start: int, end: int, limit: int) -> tuple[list[StoredRecord], int]:
         """Records from `start` on, oldest first, and how far these are all."""
         found: dict[int, StoredRecord] = {}
-        reach = end
+        stream, start, reach = self.space.subjects.log_stream, max(1, start), end
         for each in filters:
             taken = size = 0
-            async for records in self._pages(each, start, reach, limit + 1, MOST_SCANNED):
+            async for records in self.space.js.read(stream, each, start, reach, page=limit + 1, max_bytes=MOST_SCANNED):
                 found.update((record.seq, record) for record in records)
                 taken += len(records)
                 size += sum(map(_size_of, records))
@@ -274,12 +274,6 @@ class LinkHandlers:
                     break
         return [found[seq] for seq in sorted(found) if seq <= reach], reach
 
-    def _pages(
-        self, subject_filter: str, start: int, end: int, page: int, size: int
-    ) -> AsyncIterator[list[StoredRecord]]:
-        stream = self.space.subjects.log_stream
-        return self.space.js.read(stream, subject_filter, max(1, start), end, page=page, max_bytes=size)
-
     async def _mark(self, seq: int, found: list[StoredRecord], token: Token) -> str:
         """Of the record at a sequence, whatever it is; empty if there is none."""
         if seq == token.seq:
@@ -287,7 +281,7 @@ class LinkHandlers:
         stored = next((record for record in reversed(found) if record.seq == seq), None)
         if stored is None and seq:
             stored = await self.space.js.at(self.space.subjects.log_stream, seq)
-        return record_mark(stored.time_ns, stored.subject, stored.payload) if stored is not None else ""
+        return stored.mark if stored is not None else ""
 
     @handles("link", "fetch")
     async def fetch(self, request: ControlRequest) -> Answer:
@@ -413,7 +407,7 @@ class LinkHandlers:
         until = time.monotonic() + SCAN_SECONDS
         while scan.position <= end:
             filters = self._scope(user).filters(channel)
-            found, reach = await self._chunk(filters, scan.position, end)
+            found, reach = await self._read(filters, scan.position, end, SCANNED_AT_ONCE)
             await self._settled()
             if self.space.table.floor > scan.position:
                 raise ConflictError("what is looked for was removed meanwhile: ask again")
@@ -426,18 +420,6 @@ class LinkHandlers:
             if time.monotonic() >= until and scan.position <= end:
                 return False
         return True
-
-    async def _chunk(self, filters: list[str], start: int, end: int) -> tuple[list[StoredRecord], int]:
-        """The next records, and how far these are all."""
-        found: dict[int, StoredRecord] = {}
-        reach = end
-        for each in filters:
-            async for records in self._pages(each, start, reach, SCANNED_AT_ONCE, MOST_SCANNED):
-                found.update((record.seq, record) for record in records)
-                if records:
-                    reach = min(reach, records[-1].seq)
-                break
-        return [found[seq] for seq in sorted(found) if seq <= reach], reach
 
 
 def _can_go_on(scan: _Scan, floor: int) -> bool:

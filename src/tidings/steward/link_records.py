@@ -108,18 +108,15 @@ class LinkRecords:
         if record.shares and record.peer is None:
             raise UsageError(f"link {record.link} shares something with nobody: it needs the other worker's user")
         others = [each for link, _, each in links_in_force(self.space) if link != record.link and each.state == "on"]
-        self._check_identity(record)
-        if len(others) >= MOST_LINKS:
-            raise ConflictError(f"a space has at most {MOST_LINKS} links: end one first")
-        for each in others:
-            self._check_apart(record, each)
-
-    def _check_identity(self, record: Link) -> None:
         before = self.space.table.link_at(record.link, self.space.position)
         if before is not None and before.origin != record.origin:
             raise ConflictError(
                 f"link {record.link} is with {before.origin}, on or off: a link with {record.origin} needs another name"
             )
+        if len(others) >= MOST_LINKS:
+            raise ConflictError(f"a space has at most {MOST_LINKS} links: end one first")
+        for each in others:
+            self._check_apart(record, each)
 
     def _check_apart(self, record: Link, other: Link) -> None:
         if other.origin == record.origin:

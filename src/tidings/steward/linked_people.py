@@ -84,10 +84,6 @@ class _PersonRow(msgspec.Struct, frozen=True):
             check_role(role)
 
 
-def shares_roster(record: Link) -> bool:
-    return record.roster == "on"
-
-
 class LinkedPeople:
     """Agents of linked spaces, as our own worker told them in this term. `admit` hears whose rows changed."""
 
@@ -170,7 +166,7 @@ class LinkedPeople:
         return self._owners.get(agent_id) if self.space.access(agent_id) is None else None
 
     def _sharing(self) -> dict[str, Link]:
-        return {link: record for link, _, record in links_on(self.space) if shares_roster(record)}
+        return {link: record for link, _, record in links_on(self.space) if record.roster == "on"}
 
     # --- changes ---
 
@@ -268,7 +264,8 @@ class RosterStatements:
             told = request.optional("key", str) == self.writer.key.id
             rotations = [] if told else await self.roster.rotations()
             granted, key = self._granted(request), self.writer.key  # as they are when the answer is made
-            due = sorted((seq, owner) for owner in self.space.table.owners() if (seq := self._seq(owner)) > after)
+            owned = ((self.writer.access_seq(owner), owner) for owner in self.space.table.owners())
+            due = sorted(each for each in owned if each[0] > after)
             people: list[Statement] = []
             through = after
             for seq, owner in due[:PEOPLE_PER_PAGE]:
@@ -289,12 +286,9 @@ class RosterStatements:
 
     def _granted(self, request: ControlRequest) -> GrantedLink:
         granted = self.linked.granted(request.sender)
-        if not shares_roster(granted.record):
+        if granted.record.roster != "on":
             raise DeniedError(f"link {granted.link} does not share who is in space {self.space.info.name}")
         return granted
-
-    def _seq(self, owner: str) -> int:
-        return self.writer.access_seq(owner)
 
     def _stated(self, key: KeyPair, owner: str, seq: int, link: str) -> Statement:
         access = self.space.access(owner)

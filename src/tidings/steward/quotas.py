@@ -16,7 +16,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -27,7 +27,7 @@ from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.gate import LogGate
 from tidings.steward.retention import stored_size
 from tidings.steward.writer import RulingWriter
-from tidings.wire.rulings import Access, Space
+from tidings.wire.rulings import Space
 
 #: per second and sender, over `WINDOWS` looks in a row
 DEFAULT_RECORDS = 1_000
@@ -278,11 +278,8 @@ class FloodWatch:
 
     def withheld(self) -> list[str]:
         """Who may not post, and why, in sentences."""
-        return [f"{each.name} may not post {each.withheld}" for each in self._accesses() if each.withheld]
-
-    def _accesses(self) -> Iterator[Access]:
         found = (self.space.active_access(owner) for owner in sorted(self.space.table.owners()))
-        return (access for access in found if access is not None)
+        return [f"{each.name} may not post {each.withheld}" for each in found if each is not None and each.withheld]
 
     def problems(self) -> list[str]:
         """Cuts that were not made: without a supervisor nobody here can."""

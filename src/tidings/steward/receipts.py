@@ -181,20 +181,13 @@ class ReceiptStore:
         life = self.lives.get(told[0])
         return life is not None and told[2] in life.stages
 
-    async def tell_void(
-        self, sender: str, mid: str, seq: int, why: str, *, channel: str | None = None, target: str | None = None
+    async def tell_ended(
+        self, key: Key, seq: int, stage: ReceiptStage, why: str, *, channel: str | None = None
     ) -> None:
-        """Say to a sender that no reader shows a message of its own, to a channel or to a target."""
-        await self.ready()
-        key = (sender, mid, target or NOBODY)
-        if not self._knows((key, seq, ReceiptStage.VOID)):
-            await self._record(key, seq, ReceiptStage.VOID, now(), why=why, channel=channel)
-
-    async def tell_ended(self, key: Key, seq: int, stage: ReceiptStage, why: str) -> None:
-        """Say to a sender how the life of a message ended in another space, and why."""
+        """Say to a sender why no reader shows a message of its own, or how its life ended in another space."""
         await self.ready()
         if not self._knows((key, seq, stage)):
-            await self._record(key, seq, stage, now(), why=why)
+            await self._record(key, seq, stage, now(), why=why, channel=channel)
 
     async def _record(
         self, key: Key, seq: int, stage: ReceiptStage, at: str, *, why: str = "", channel: str | None = None

@@ -105,22 +105,17 @@ class _Sum:
     done: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(eq=False)
 class Shares:
-    def __init__(
-        self,
-        space: SpaceContext,
-        floods: FloodWatch,
-        receipts: ReceiptStore,
-        store: StoreWatch,
-        has_ended: Callable[[StoredRecord], bool] = lambda _record: False,
-    ) -> None:
-        """`has_ended`: is the task of a record over? Of what goes to another space the broker does not know it."""
-        self._has_ended = has_ended
-        self.space = space
-        self.floods = floods
-        self.receipts = receipts
-        self.store = store
-        s = space.subjects
+    space: SpaceContext
+    floods: FloodWatch
+    receipts: ReceiptStore
+    store: StoreWatch
+    #: is the task of a record over? Of what goes to another space the broker does not know it
+    has_ended: Callable[[StoredRecord], bool] = lambda _record: False
+
+    def __post_init__(self) -> None:
+        s = self.space.subjects
         self._fills = {s.log_stream: _Fill(), s.direct_stream: _Fill(), s.task_stream: _Fill()}
         #: records removed because their sender held more than its share
         self.removed = 0
@@ -209,7 +204,7 @@ class Shares:
             for record in page:
                 if record.subject not in floors:
                     floors[record.subject] = await self._done_through(stream, kind, record.subject)
-                if record.seq <= floors[record.subject] or self._has_ended(record):
+                if record.seq <= floors[record.subject] or self.has_ended(record):
                     found.done[record.subject] += 1
                     continue
                 found.size += stored_size(record)

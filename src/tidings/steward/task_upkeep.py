@@ -223,19 +223,15 @@ class TaskUpkeep:
         archived = await archive_needs(self.space, "task")
         buried = self._buried()
         for role in sorted(self._roles() | set(buried)):
-            if role_parts(role)[1]:
-                await self._retain_elsewhere(role, archived)
-                continue
             subject_filter = self.intake.subject_filter(role)
+            if role_parts(role)[1]:  # of another space: what waits in one asker's queue keeps nothing of others
+                for subject in await self.space.js.subjects_of(stream, subject_filter):
+                    await self._remove_ended(subject, await self._ended_below(subject, 1), archived)
+                continue
             floor = (await self.intake.place(role)).acked + 1
             if buried.get(role, 0) >= floor:
                 floor = await self._ended_below(subject_filter, floor)
-            cutoff = datetime.now(UTC) - timedelta(seconds=self.space.intervals.task_keep)
-            young = await self.space.js.first_after(stream, subject_filter, cutoff)
-            below = min(each for each in (floor, archived, young) if each is not None)
-            if below > 1:
-                purged = await self.space.js.purge(stream, subject_filter=subject_filter, below=below)
-                self.holds.counts["purged"] += purged
+            await self._remove_ended(subject_filter, floor, archived)
 
     async def make_room(self, asker: str, role: str) -> int:
         """An asker's share of a queue is full of what ended: the oldest goes now. Answers how much."""
@@ -268,17 +264,15 @@ class TaskUpkeep:
                 newest[each.role] = max(each.seq, newest.get(each.role, 0))
         return newest
 
-    async def _retain_elsewhere(self, role: str, archived: int | None) -> None:
-        """Of a role of another space each asker's queue by itself: what waits there keeps nothing of others."""
+    async def _remove_ended(self, subject_filter: str, floor: int, archived: int | None) -> None:
+        """What lies below the floor, is archived and is not young."""
         stream = self.space.subjects.task_stream
-        for subject in await self.space.js.subjects_of(stream, self.intake.subject_filter(role)):
-            cutoff = datetime.now(UTC) - timedelta(seconds=self.space.intervals.task_keep)
-            young = await self.space.js.first_after(stream, subject, cutoff)
-            floor = await self._ended_below(subject, 1)
-            below = min(each for each in (floor, archived, young) if each is not None)
-            if below > 1:
-                purged = await self.space.js.purge(stream, subject_filter=subject, below=below)
-                self.holds.counts["purged"] += purged
+        cutoff = datetime.now(UTC) - timedelta(seconds=self.space.intervals.task_keep)
+        young = await self.space.js.first_after(stream, subject_filter, cutoff)
+        below = min(each for each in (floor, archived, young) if each is not None)
+        if below > 1:
+            purged = await self.space.js.purge(stream, subject_filter=subject_filter, below=below)
+            self.holds.counts["purged"] += purged
 
     async def _ended_below(self, subject_filter: str, floor: int) -> int:
         """The first sequence of a filter that is not known to have ended."""

@@ -21,11 +21,12 @@ from tidings.errors import ConflictError, WireError
 from tidings.model.projection import Table
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
-from tidings.steward.receipts import ReceiptStore
+from tidings.steward.receipts import NOBODY, ReceiptStore
 from tidings.steward.writer import RulingWriter
 from tidings.wire.envelope import RULED_OUT, Refused, open_record
 from tidings.wire.message import is_message_id
 from tidings.wire.records import Headers, values_of
+from tidings.wire.states import ReceiptStage
 from tidings.wire.subjects import Chat, Direct, StateKey, Subjects
 
 KEY = StateKey.VOIDS
@@ -127,11 +128,9 @@ class VoidWatch:
             told[parsed.sender] += 1
             if told[parsed.sender] > MOST_TOLD:
                 continue
-            channel = parsed.channel if isinstance(parsed, Chat) else None
-            target = parsed.target if isinstance(parsed, Direct) else None
-            await self.receipts.tell_void(
-                parsed.sender, claimed_id(record), record.seq, cause.detail, channel=channel, target=target
-            )
+            channel, target = (parsed.channel, NOBODY) if isinstance(parsed, Chat) else (None, parsed.target)
+            key = (parsed.sender, claimed_id(record), target)
+            await self.receipts.tell_ended(key, record.seq, ReceiptStage.VOID, cause.detail, channel=channel)
         for sender, count in told.items():
             log.warning("%d messages of %s are void: they are owed to nobody", count, sender)
 
@@ -159,12 +158,17 @@ def refusal_of(subjects: Subjects, space_id: str, table: Table, record: StoredRe
     return opened if isinstance(opened, Refused) else None
 
 
+def payload_id(record: StoredRecord) -> str:
+    """The id that its payload claims; empty if that is no message: readers refuse it."""
+    with suppress(ValueError):
+        return _ID_ONLY.decode(record.payload).id
+    return ""
+
+
 def claimed_id(record: StoredRecord) -> str:
     """The id its sender knows it by: in its payload, else in its header, else its place."""
-    with suppress(ValueError):
-        claimed = _ID_ONLY.decode(record.payload).id
-        if is_message_id(claimed):
-            return claimed
+    if is_message_id(claimed := payload_id(record)):
+        return claimed
     with suppress(WireError):
         for value in values_of(Headers.parse(record.own_block).fields if record.own_block else (), "Nats-Msg-Id"):
             return value[:64]
