@@ -90,7 +90,8 @@ class HeldRecords:
 
         def job(connection: sqlite3.Connection) -> list[RecordIdentity]:
             rows = self._rows(connection, channel, day, max(floor, after + 1), through)
-            return [each for each in map(_identity, rows) if bucket_of(each.item) in wanted][: MOST_IDS + 1]
+            named = (RecordIdentity(row.seq, row.sender, row.id, bytes.fromhex(row.hash)) for row in rows)
+            return [each for each in named if bucket_of(each.item) in wanted][: MOST_IDS + 1]
 
         found = await self._ledger.read(job)
         return IdsAnswer(floor, through, found[:MOST_IDS], more=len(found) > MOST_IDS)
@@ -110,10 +111,6 @@ class HeldRecords:
         shared = self.shared
         rows = books.held_rows(connection, self._ledger.row, channel, day, floor, through)
         return (each for each in rows if shared.has(each.origin, channel))
-
-
-def _identity(row: HeldRow) -> RecordIdentity:
-    return RecordIdentity(row.seq, row.sender, row.id, bytes.fromhex(row.hash))
 
 
 class LostHere(NamedTuple):

@@ -208,7 +208,9 @@ class Direction:
         link, behind = self._link, 0
         if link is not None and link.handled is not None:
             behind = max(0, self._head - link.handled.seq)
-        late = self._peer_now() - link.handled_time / 1e9 if link is not None and link.handled_time else 0.0
+        # by the peer's clock, which its records have their times by
+        now = self._clock.now() + self._ahead
+        late = now - link.handled_time / 1e9 if link is not None and link.handled_time else 0.0
         return events.LinkStatus(
             status=self._status(),
             connectivity=self._connectivity,
@@ -372,14 +374,10 @@ class Direction:
         if page.gap is None:
             check_page(token, page, self._limit)
             self._head, self._floor = page.head, page.floor
-            self._note_grant(page.granted)
+            if self._granted not in (0, page.granted):  # more may be shared of what the token has passed: compare
+                self._repair_at = 0.0
+            self._granted = page.granted
         return page
-
-    def _note_grant(self, granted: int) -> None:
-        """Under another record more may be shared of what the token has passed: comparing finds it."""
-        if self._granted not in (0, granted):
-            self._repair_at = 0.0
-        self._granted = granted
 
     async def _take_page(self, token: Token, page: LinkPage) -> None:
         """Everything in it gets its disposition, or nothing of it does."""
@@ -412,7 +410,12 @@ class Direction:
     ) -> None:
         row, now, space, known = self._ledger.row, self._now(), self.definition.space, self._index
         assert known is not None
-        own = {each.seq: each for each in self._put_in(done, known)}
+        # what this page put into the log here, as the log's own index has it
+        own = {
+            seq: IndexRow(seq, self.definition.link, one.identity.origin, one.channel, *one.identity[1:], one.hash)
+            for one in done
+            if one.kind == "admitted" and (seq := one.local_seq) is not None and seq > known.through
+        }
 
         def commit(c: sqlite3.Connection) -> None:
             self._check_unchanged(c)
@@ -421,15 +424,6 @@ class Direction:
             books.forget_removed(c, row, floor)
 
         await self._write_down(commit)
-
-    def _put_in(self, done: Sequence[Disposed], known: IndexState) -> list[IndexRow]:
-        """What this page put into the log here, as the log's own index has it."""
-        link = self.definition.link
-        return [
-            IndexRow(each.local_seq, link, each.identity.origin, each.channel, *each.identity[1:], each.hash)
-            for each in done
-            if each.kind == "admitted" and each.local_seq is not None and each.local_seq > known.through
-        ]
 
     def _check_unchanged(self, connection: sqlite3.Connection) -> None:
         """Neither log was set back since this step began, as far as another worker of this ledger would know."""
@@ -552,17 +546,17 @@ class Direction:
         row, luck, now = self._ledger.row, self._rng.random(), self._now()
         tried = [(each.life, each.record.seq) for each in kept]
         await self._ledger.write(lambda c: obligations.quarantine_tried(c, row, tried, now, luck))
+
+        def end(c: sqlite3.Connection, life: int, done: Disposed) -> None:
+            self._check_unchanged(c)
+            if done.kind == "quarantined":
+                obligations.still_quarantined(c, row, life, done.seq, done.reason, done.words)
+            else:
+                obligations.settle(c, row, [_late(done)], now, life)
+
         for each in kept:
             (done,) = await self._dispose([each.record])
-            await self._write_down(partial(self._end_try, life=each.life, done=done, now=now))
-
-    def _end_try(self, connection: sqlite3.Connection, life: int, done: Disposed, now: int) -> None:
-        """What trying a quarantined record again led to."""
-        self._check_unchanged(connection)
-        if done.kind == "quarantined":
-            obligations.still_quarantined(connection, self._ledger.row, life, done.seq, done.reason, done.words)
-        else:
-            obligations.settle(connection, self._ledger.row, [_late(done)], now, life)
+            await self._write_down(partial(end, life=each.life, done=done))
 
     async def _look_at_waiting(self) -> int | None:
         """When something that waits is due, in milliseconds."""
@@ -707,10 +701,6 @@ class Direction:
 
     def _now(self) -> int:
         return int(self._clock.now() * 1000)
-
-    def _peer_now(self) -> float:
-        """What the peer has on its clock, which its records have their times by."""
-        return self._clock.now() + self._ahead
 
 
 def _late(done: Disposed) -> Disposed:

@@ -201,7 +201,8 @@ class LinkHandlers:
             return page_fields(await self._page(request.sender, link, token, limit, handled))
 
     async def _page(self, user: str, link: str, token: Token, limit: int, handled: int) -> LinkPage:
-        facts = await self._facts(link, token.seq)
+        head, floor = await self._ends(link, token.seq)
+        facts = LogFacts(self.space.info.id, self.marks.file.epoch, floor, head)
         if (gap := await self._gap(token, facts)) is not None:
             return LinkPage(records=(), through=token, head=facts.head, floor=facts.floor, gap=gap)
         self.floors.note(link, handled + 1)
@@ -209,15 +210,11 @@ class LinkHandlers:
         found, reach = await self._read(self._scope(user).filters(), token.seq + 1, facts.head, limit)
         await self._settled()
         now_known = LogFacts(facts.space, self.marks.file.epoch, max(facts.floor, self.space.table.floor), facts.head)
-        if (gap := gap_before_reading(token, now_known, self._agreed(token))) is not None:
+        if (gap := gap_before_reading(token, now_known, self.marks.agreed_since(token.epoch))) is not None:
             return LinkPage(records=(), through=token, head=facts.head, floor=now_known.floor, gap=gap)
         kept, end = _fitting(self._scope(user), found, reach, limit)
         through = Token(space=facts.space, epoch=facts.epoch, seq=end, mark=await self._mark(end, found, token))
         return LinkPage(records=tuple(kept), through=through, head=facts.head, floor=now_known.floor, granted=granted)
-
-    async def _facts(self, link: str, after: int) -> LogFacts:
-        head, floor = await self._ends(link, after)
-        return LogFacts(self.space.info.id, self.marks.file.epoch, floor, head)
 
     async def _ends(self, link: str, after: int) -> tuple[int, int]:
         """(head, floor). Of a log with replicas the head is proven, unless `after` is beyond it time and again."""
@@ -242,11 +239,8 @@ class LinkHandlers:
         known = (seq for subject, seq in table.oldest.items() if subject != s.steward_lease and seq >= table.floor)
         return first if any(seq < first for seq in known) else table.floor
 
-    def _agreed(self, token: Token) -> int | None:
-        return self.marks.agreed_since(token.epoch)
-
     async def _gap(self, token: Token, facts: LogFacts) -> LinkGap | None:
-        found = gap_before_reading(token, facts, self._agreed(token))
+        found = gap_before_reading(token, facts, self.marks.agreed_since(token.epoch))
         if found is not None or not token.mark:
             return found
         contradicted, _ = await self.marks.compare([Stamp(token.seq, token.mark)], facts.head, facts.floor)
@@ -392,15 +386,12 @@ class LinkHandlers:
                 scan.position = max(floor, after + 1, 1)
             scan.kept = await self._walk(request.sender, channel, scan, end, add)
             if kept or not scan.kept:
-                self._remember(key, scan)
+                self._scans[key] = scan
+                while len(self._scans) > MOST_SCANS:
+                    self._scans.pop(next(iter(self._scans)))
             if scan.kept:
                 return scan
         raise ConflictError(f"it is being made, and is at record {scan.position} of {through}: ask again")
-
-    def _remember(self, key: tuple[object, ...], scan: _Scan) -> None:
-        self._scans[key] = scan
-        while len(self._scans) > MOST_SCANS:
-            self._scans.pop(next(iter(self._scans)))
 
     async def _walk(self, user: str, channel: str | None, scan: _Scan, end: int, add: _Add) -> bool:
         """Whether it came to the end, or needs no more."""

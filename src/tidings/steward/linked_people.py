@@ -108,7 +108,9 @@ class LinkedPeople:
             return None
         kept = self._kept[link]
         direct, tasks = record.passes_mail and kept.direct, record.passes_tasks and kept.tasks
-        return Foreigner(link, _shown(row, record, direct=direct, tasks=tasks))
+        name = foreign_name(row.name, row.id, record.space, record.origin)
+        shown = Agent(id=row.id, name=name, roles=row.roles, direct=direct, space=record.origin, tasks=tasks)
+        return Foreigner(link, shown)
 
     def row(self, agent_id: str) -> Agent | None:
         """As agents here are shown it."""
@@ -239,11 +241,6 @@ def _rows(people: Any) -> list[_PersonRow]:
     if len(rows) > PEOPLE_PER_PAGE or len({each.id for each in rows}) != len(rows):
         raise UsageError(f"admission people takes up to {PEOPLE_PER_PAGE} at once, each once")
     return rows
-
-
-def _shown(row: Agent, record: Link, *, direct: bool, tasks: bool) -> Agent:
-    name = foreign_name(row.name, row.id, record.space, record.origin)
-    return Agent(id=row.id, name=name, roles=row.roles, direct=direct, space=record.origin, tasks=tasks)
 
 
 class RosterStatements:

@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RosterService:
-    """The roster of one steward's term: beats in, deltas and snapshots out."""
-
     space: SpaceContext
     table: RosterTable
     writer: RulingWriter

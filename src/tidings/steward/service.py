@@ -37,7 +37,6 @@ from tidings.steward.backstop import BackstopWatch
 from tidings.steward.context import Intervals, Lifecycle, SpaceContext
 from tidings.steward.dead_handlers import DeadHandlers
 from tidings.steward.dead_letters import DeadLetters
-from tidings.steward.dispatch import Dispatcher
 from tidings.steward.gate import LogGate
 from tidings.steward.health import HealthReport, WriteProbe
 from tidings.steward.history import HistoryHandlers
@@ -53,6 +52,7 @@ from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
 from tidings.steward.quotas import FloodWatch
 from tidings.steward.receipts import ReceiptHandlers, ReceiptStore
+from tidings.steward.requests import Dispatcher
 from tidings.steward.retention import Retention, claim_floor, read_floor
 from tidings.steward.roster import RosterTable
 from tidings.steward.roster_service import RosterService

@@ -75,13 +75,11 @@ class HoldSlots:
     async def write(self, task: TaskState) -> None:
         slot = self._used.get(task.seq)
         if slot is None:
-            slot = self._free.pop() if self._free else self._new()
-            self._used[task.seq] = slot
+            if not self._free:
+                self._free.append(_Slot(f"task.{self._count}", 0))
+                self._count += 1
+            slot = self._used[task.seq] = self._free.pop()
         await self._put(slot, msgspec.to_builtins(task))
-
-    def _new(self) -> _Slot:
-        self._count += 1
-        return _Slot(f"task.{self._count - 1}", 0)
 
     def free(self, seq: int) -> None:
         """Forget a task. Its result or dead letter is what counts, so its slot is cleared later, or used again."""
