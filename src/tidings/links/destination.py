@@ -188,7 +188,11 @@ class LocalDestination:
         """All are on their way before the first answer is waited for."""
         connection = await self.space.connection.get()
         if self._asked is None or self._asked[1] != epoch or self._asked[0] != connection.incarnation:
-            return [self._not_looked_for()] * len(window)
+            other = NotLookedFor(
+                f"the broker of space {self.space.subjects.space} is another process than the one that was asked what "
+                "it holds: nothing was sent, and it is asked again"
+            )
+            return [other] * len(window)
         written = [self._written(each) for each in window]
         messages = [each for each in written if not isinstance(each, TidingsError)]
         answers = iter(await publish_all(connection, messages, timeout=self.patience, only=self._asked[0]))
@@ -216,12 +220,6 @@ class LocalDestination:
             return self.space.failure(answer)
         self.space.acknowledged = max(self.space.acknowledged, answer.seq)
         return AdmittedAt(answer.seq, answer.duplicate)
-
-    def _not_looked_for(self) -> NotLookedFor:
-        return NotLookedFor(
-            f"the broker of space {self.space.subjects.space} is another process than the one that was asked what it "
-            "holds: nothing was sent, and it is asked again"
-        )
 
     async def _why_nobody_takes_it(self) -> TidingsError:
         """The gate is closed, or there is no leader just now. Nothing was stored."""

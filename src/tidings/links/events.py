@@ -134,12 +134,9 @@ def line_of(event: LinkEvent) -> str:
     """For a log: `link abc: pull advanced, handled 5, head 5, admitted 1`; what is nothing is left out."""
     name = "".join(f" {each.lower()}" if each.isupper() else each for each in type(event).__name__).strip()
     told = ((each.name, getattr(event, each.name)) for each in fields(event) if each.name not in ("link", "at"))
-    shown = [f"{what.replace('_', ' ')} {_shown(value)}" for what, value in told if value not in (0, "", False)]
+    named = ((what, value.seq if isinstance(value, Token) else value) for what, value in told)
+    shown = [f"{what.replace('_', ' ')} {value}" for what, value in named if value not in (0, "", False)]
     return f"link {event.link}: " + ", ".join([name, *shown])
-
-
-def _shown(value: object) -> str:
-    return str(value.seq) if isinstance(value, Token) else str(value)
 
 
 Listener = Callable[[LinkEvent], None]

@@ -49,10 +49,6 @@ class _Landed(NamedTuple):
     link: str
 
 
-async def _nothing() -> None:
-    return None
-
-
 class Admitter:
     """Of one direction of a link."""
 
@@ -70,7 +66,7 @@ class Admitter:
         self,
         records: Sequence[LinkedRecord],
         index: IndexState,
-        check: Callable[[], Awaitable[None]] = _nothing,
+        check: Callable[[], Awaitable[None]],
         *,
         listed: bool = False,
         refusal: TidingsError | None = None,

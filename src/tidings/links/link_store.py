@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -263,21 +263,17 @@ def commit_page(
             for one in disposed
         ],
     )
-    _end_earlier(connection, row, disposed)
+    if find(connection, row).lives:
+        # a record that is in quarantine from before, and came again as it was, is known by what became of it now
+        connection.executemany(
+            "DELETE FROM disposition WHERE link = ? AND life > 0 AND seq = ? AND hash = ? AND kind = 'quarantined'",
+            [(row, one.seq, one.hash) for one in disposed if one.hash],
+        )
     quarantine(connection, row, disposed, now)
     connection.execute(
         "UPDATE link SET handled_at = ?, handled_time = coalesce(nullif(?, 0), handled_time) WHERE row = ?",
         (now, time_ns, row),
     )
-
-
-def _end_earlier(connection: sqlite3.Connection, row: int, disposed: Iterable[Disposed]) -> None:
-    """A record that is in quarantine from before, and came again as it was, is known by what became of it now."""
-    if find(connection, row).lives:
-        connection.executemany(
-            "DELETE FROM disposition WHERE link = ? AND life > 0 AND seq = ? AND hash = ? AND kind = 'quarantined'",
-            [(row, one.seq, one.hash) for one in disposed if one.hash],
-        )
 
 
 def forget_removed(connection: sqlite3.Connection, row: int, floor: int, limit: int = FORGOTTEN_AT_ONCE) -> int:
@@ -496,23 +492,15 @@ def _one(connection: sqlite3.Connection, where: str, values: Sequence[object]) -
     return _as_row(found)
 
 
-def _as_row(found: Sequence[object]) -> LinkRow:
+def _as_row(found: Sequence[Any]) -> LinkRow:
     row, space, peer, scope, authority, definition, *tokens = found
-    key = LinkKey(str(space), str(peer), str(scope), str(authority))
     handled, received, rest = tokens[:3], tokens[3:6], tokens[6:]
-    return LinkRow(
-        int(str(row)),
-        key,
-        _definition(str(definition)),
-        _token(key.peer, handled),
-        _token(key.peer, received),
-        *rest,  # type: ignore[arg-type]
-    )
+    key = LinkKey(space, peer, scope, authority)
+    return LinkRow(row, key, _definition(definition), _token(peer, *handled), _token(peer, *received), *rest)
 
 
-def _token(space: str, found: Sequence[object]) -> Token | None:
-    epoch, seq, mark = found
-    return None if seq is None else Token(space=space, epoch=str(epoch), seq=int(str(seq)), mark=str(mark))
+def _token(space: str, epoch: str, seq: int | None, mark: str) -> Token | None:
+    return None if seq is None else Token(space=space, epoch=epoch, seq=seq, mark=mark)
 
 
 _decode = msgspec.json.Decoder(LinkDefinition).decode

@@ -260,11 +260,8 @@ def _quarantined(connection: sqlite3.Connection, where: str, values: Sequence[ob
     query = f"""SELECT q.life, d.reason, q.words, q.attempts, q.first_at, q.seq, q.time_ns, d.origin, d.channel,
       d.sender, q.signature, q.payload, q.hops, q.mark
       FROM quarantine AS q JOIN disposition AS d USING (link, life, seq) WHERE {where}"""
-    return [_as_quarantined(found) for found in connection.execute(query, tuple(values))]
-
-
-def _as_quarantined(found: Sequence[object]) -> Quarantined:
-    life, reason, words, attempts, first_at, *fields = found
     names = ("seq", "time_ns", "origin", "channel", "sender", "signature", "payload", "hops", "mark")
-    record = LinkedRecord(**dict(zip(names, fields, strict=True)))  # type: ignore[arg-type]
-    return Quarantined(int(str(life)), str(reason), str(words), record, int(str(attempts)), int(str(first_at)))
+    return [
+        Quarantined(life, reason, words, LinkedRecord(**dict(zip(names, fields, strict=True))), attempts, first_at)
+        for life, reason, words, attempts, first_at, *fields in connection.execute(query, tuple(values))
+    ]

@@ -44,7 +44,6 @@ from tidings.links.local_index import IndexState
 from tidings.links.obligations import LATE, OwedRecord, Quarantined
 from tidings.links.paging import PAGE_RECORDS, agreed_token, check_gap, check_page
 from tidings.links.ports import Clock, Comparing, Destination, Fetched, IndexRow, LocalFacts, Source, Verify
-from tidings.links.validation import verify_here
 from tidings.util.backoff import Backoff
 from tidings.util.failpoints import reach
 from tidings.util.task_ends import end_tasks
@@ -127,7 +126,7 @@ class Direction:
         destination: Destination,
         clock: Clock,
         *,
-        verify: Verify = verify_here,
+        verify: Verify,
         comparison: Comparing | None = None,
         rng: random.Random | None = None,
         mode: Mode = LIVE,

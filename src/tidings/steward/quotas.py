@@ -73,10 +73,6 @@ class Limits:
         many = self.records is not None and used.records > self.records * seconds
         return many or (self.size is not None and used.size > self.size * seconds)
 
-    def could_be_exceeded(self, records: int, seconds: float) -> bool:
-        """Could so many records, of whatever size and all of one sender, be too much?"""
-        return self.exceeded(Usage(records, records * MAX_MESSAGE), seconds)
-
 
 def usage_of(sampled: Iterable[tuple[str | None, int]], total: int) -> dict[str, Usage]:
     """What each sender published of `total` records, by a sample of (sender, size); None is nobody who counts."""
@@ -198,7 +194,9 @@ class FloodWatch:
         limits = Limits.of(self.space.table.space_at(self.space.position))
         self._tell_quota(limits)
         used: dict[str, Usage] = {}
-        if limits.could_be_exceeded(sum(end - start + 1 for start, end in fresh.values()), seconds):
+        new = sum(end - start + 1 for start, end in fresh.values())
+        # could they be too much, if they are as large as may be and all of one sender?
+        if limits.exceeded(Usage(new, new * MAX_MESSAGE), seconds):
             for stream, (start, end) in fresh.items():
                 used = added(used, await self.usage(stream, start, end))
         budget = self.gate.state.budget if self.gate.state else self.space.info.budget

@@ -30,7 +30,6 @@ from tidings.steward.quotas import FloodWatch
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.retention import stored_size
 from tidings.steward.store_watch import StoreWatch
-from tidings.steward.task_store import MSG_ID
 from tidings.wire.records import values_of
 from tidings.wire.states import ReceiptStage
 from tidings.wire.subjects import Direct, Task
@@ -71,7 +70,7 @@ def too_long(record: StoredRecord) -> str | None:
     """What of a record is longer than any program of ours makes it, in words."""
     if len(record.subject) > LONGEST_SUBJECT:
         return f"a subject of {len(record.subject):,} bytes, where {LONGEST_SUBJECT} are the most"
-    ids = values_of(record.own_fields() or (), MSG_ID)
+    ids = values_of(record.own_fields() or (), "Nats-Msg-Id")
     longest = max(map(len, ids), default=0)
     if longest > LONGEST_ID or (not ids and len(record.own_block) > 8 * 1024):
         longest = longest or len(record.own_block)

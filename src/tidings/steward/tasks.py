@@ -1,8 +1,7 @@
 """Tasks: workers claim them and say how they ended; no agent has a right on a task's consumer.
 
     task_rules      what a task is, and what follows when it is not finished; pure
-    task_store      holds, results and dead letters, written down
-    task_holds      done, given back, or buried with a cause
+    task_holds      done, given back, or buried with a cause; holds, results and dead letters, written down
     task_queue      from the broker's queues to the worker that waits
 
 This module puts them together, tends them (deadlines, silence, retention), and answers where a task is and how many

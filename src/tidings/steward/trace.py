@@ -133,14 +133,8 @@ class TraceHandlers:
         is_own = caller == opened.sender or (opened.kind == "task" and opened.sender in self.space.predecessors(caller))
         if not is_own and not (opened.kind == "dm" and caller == opened.destination):
             return None
-        return {
-            "seq": record.seq,
-            "time": record_time(record.time_ns),
-            "kind": opened.kind,
-            "sender": opened.sender,
-            "to": opened.destination,
-            **({"origin": opened.origin, "link": opened.link} if opened.origin else {}),
-        }
+        more = {"origin": opened.origin, "link": opened.link} if opened.origin else {}
+        return {**_stored(record, opened.kind, opened.sender, opened.destination), **more}
 
     def _void_line(self, record: StoredRecord, caller: str, mid: str, void: Void) -> dict[str, Any] | None:
         """A record of the caller's own that does not count, and why."""
@@ -155,14 +149,7 @@ class TraceHandlers:
                 return None
         if sender != caller or claimed_id(record) != mid:
             return None
-        return {
-            "seq": record.seq,
-            "time": record_time(record.time_ns),
-            "kind": kind,
-            "sender": caller,
-            "to": to,
-            "void": void.detail,
-        }
+        return {**_stored(record, kind, caller, to), "void": void.detail}
 
     # --- is it stored? ---
 
@@ -259,6 +246,10 @@ class TraceHandlers:
         """A record that readers refuse is not the message, whatever id it has."""
         opened = self.space.received(record)
         return opened is not None and opened.message.id == mid
+
+
+def _stored(record: StoredRecord, kind: str, sender: str, to: str) -> dict[str, Any]:
+    return {"seq": record.seq, "time": record_time(record.time_ns), "kind": kind, "sender": sender, "to": to}
 
 
 def _task_life(found: TaskState | EndedTask | str, line: dict[str, Any]) -> dict[str, Any]:
