@@ -262,29 +262,24 @@ class MailRound:
 
     async def _offer(self, fresh: Sequence[_Offered], look: _MailLook, done: list[HandledMail]) -> None:
         """Let in what may come, one after the other; what became of each is added to `done`."""
-        under_way = fresh[0].mail if fresh else None
+        if not fresh:
+            return
+        rows = [_row(*_key(each)) | {"size": len(each.mail.payload)} for each in fresh]
+        pairs = {(each.mail.sender, each.mail.to) for each in fresh}
+        under_way = fresh[0].mail
         try:
-            agreed, verdicts = await self._verdicts(fresh)
-            for each, verdict in zip(fresh, verdicts, strict=True):
+            anew = not pairs <= self._looked_for
+            said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=anew)
+            self._looked_for |= pairs
+            for each, verdict in zip(fresh, said["verdicts"], strict=True):
                 under_way, pair = each.mail, (each.mail.sender, each.mail.to)
                 if verdict.startswith("wait") or (verdict == "take" and pair in look.late):
                     look.hold(each.mail, verdict)
                 else:
-                    done.append(await self._dispose(each, verdict, agreed))
+                    done.append(await self._dispose(each, verdict, int(said["agreed"])))
         except TidingsError:
-            if under_way is not None:
-                look.stop_before(under_way)
+            look.stop_before(under_way)
             raise
-
-    async def _verdicts(self, fresh: Sequence[_Offered]) -> tuple[int, list[str]]:
-        if not fresh:
-            return 0, []
-        rows = [_row(each.mail.sender, each.id, each.mail.to) | {"size": len(each.mail.payload)} for each in fresh]
-        pairs = {(each.mail.sender, each.mail.to) for each in fresh}
-        anew = not pairs <= self._looked_for
-        said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=anew)
-        self._looked_for |= pairs
-        return int(said["agreed"]), list(said["verdicts"])
 
     async def _dispose(self, offered: _Offered, verdict: str, agreed: int) -> HandledMail:
         mail = offered.mail

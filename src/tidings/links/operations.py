@@ -103,14 +103,8 @@ class LinkOperations:
         if carried is not None and carried.rounds is not None:
             return await carried.rounds.facts()
         found = await self.database.read(lambda c: people.sorted_people(c, PeerPlace(self.space, record.origin)))
-        return {
-            "known": len(found.known),
-            "changed": [[p.name, p.id] for p in found.refused],
-            "taken": [],
-            "words": "",
-            "mail": None,
-            "tasks": None,
-        }
+        changed = [[each.name, each.id] for each in found.refused]
+        return {"known": len(found.known), "changed": changed, "taken": [], "words": "", "mail": None, "tasks": None}
 
     async def people(self, link: str) -> Answer:
         """Everybody that is known at the other end, by name."""

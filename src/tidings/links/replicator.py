@@ -708,15 +708,8 @@ def _late(done: Disposed) -> Disposed:
 
 
 def _vanished(owed: OwedRecord) -> Disposed:
-    return Disposed(
-        seq=owed.seq,
-        identity=owed.identity,
-        channel=owed.channel,
-        hash=owed.hash,
-        day=owed.day,
-        kind="omitted",
-        reason="vanished",
-    )
+    known = {name: value for name, value in owed._asdict().items() if name != "attempts"}
+    return Disposed(**known, kind="omitted", reason="vanished")
 
 
 def _is_what_was_owed(record: LinkedRecord, owed: OwedRecord) -> bool:

@@ -25,7 +25,7 @@ from tidings.steward.context import SpaceContext, now
 from tidings.steward.gate import LogGate
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import Answer, ControlRequest, fitting, handles
 from tidings.steward.roster_service import RosterService
 from tidings.steward.writer import Completed, RulingWriter
 from tidings.wire.links import channel_map
@@ -385,13 +385,7 @@ def _after(keys: Iterable[str], request: ControlRequest) -> list[str]:
 
 
 def _within_page(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many rows as fit one answer, at least one."""
-    size = 0
-    for count, row in enumerate(rows):
-        size += len(msgspec.json.encode(row)) + 1
-        if size > PAGE_BYTES and count:
-            return rows[:count]
-    return rows
+    return fitting(rows, lambda row: len(msgspec.json.encode(row)) + 1, PAGE_BYTES)
 
 
 def _next(keys: Sequence[str], shown: Sequence[Any]) -> str | None:

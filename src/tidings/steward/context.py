@@ -243,11 +243,7 @@ class SpaceContext:
 
     def open(self, record: StoredRecord) -> Received | Refused:
         """A record as every reader opens it."""
-        fields = record.own_fields()
-        if fields is None:
-            return Refused("header", "its headers are not well formed")
-        admits = self.table.rules.admits_at(record.seq, record.time_ns)
-        return open_record(self.subjects, self.info.id, record.subject, fields, record.payload, admits)
+        return open_stored(self.table, record)
 
     def admitted(self, record: StoredRecord) -> bool:
         """Did a link in force when it was stored let this record in? Whether it is signed, readers see."""
@@ -265,6 +261,15 @@ class SpaceContext:
 
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
+
+
+def open_stored(table: Table, record: StoredRecord) -> Received | Refused:
+    """A record as every reader of the space opens it."""
+    fields = record.own_fields()
+    if fields is None:
+        return Refused("header", "its headers are not well formed")
+    admits = table.rules.admits_at(record.seq, record.time_ns)
+    return open_record(table.subjects, table.space_id, record.subject, fields, record.payload, admits)
 
 
 class Lifecycle:

@@ -24,7 +24,7 @@ from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import Answer, ControlRequest, fitting, handles
 from tidings.wire.names import check_pattern, covers, covers_any, is_channel
 from tidings.wire.records import record_time
 from tidings.wire.subjects import Chat, Via
@@ -89,7 +89,8 @@ class HistoryHandlers:
         complete = complete or (after is None and len(recent) < len(found))
         counting = [record for record in recent if shown.counts(record)]
         showable = [record for record in counting if shown.shows(record)]
-        kept, all_fit = _within_bytes(showable)
+        kept = fitting(showable, _encoded_size, MAX_BYTES)
+        all_fit = len(kept) == len(showable)
         last = (found if all_fit else kept)[-1:]
         # whoever has read everything up to the head remembers what was there
         stamp = await self.marks.stamp(head) if all_fit and complete else None
@@ -194,14 +195,8 @@ def _size(records: list[StoredRecord]) -> int:
     return sum(len(record.payload) for record in records)
 
 
-def _within_bytes(records: list[StoredRecord]) -> tuple[list[StoredRecord], bool]:
-    """As many as fit one answer, at least one; whether that was all."""
-    size = 0
-    for count, record in enumerate(records):
-        size += (len(record.payload) + len(record.own_block)) * 4 // 3 + len(record.subject) + 96
-        if size > MAX_BYTES and count:
-            return records[:count], False
-    return records, True
+def _encoded_size(record: StoredRecord) -> int:
+    return (len(record.payload) + len(record.own_block)) * 4 // 3 + len(record.subject) + 96
 
 
 def encoded(record: StoredRecord) -> dict[str, Any]:

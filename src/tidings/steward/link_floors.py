@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tidings.errors import ConflictError
-from tidings.server.state import StateBucket
 from tidings.steward.context import SpaceContext
 from tidings.steward.link_records import links_in_force, links_on
 from tidings.steward.link_scope import LinkScope
@@ -41,10 +40,6 @@ class LinkFloors:
     #: links that ended -> the record that says so; nothing is left to write of them
     _ended: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def state(self) -> StateBucket:
-        return self.space.state
-
     def note(self, link: str, needed: int) -> None:
         """A page was asked for. Whoever began anew needs more than it did."""
         self._said[link] = needed
@@ -62,7 +57,7 @@ class LinkFloors:
 
     async def _floor(self, link: str, since: int) -> int:
         if link not in self._said:
-            entry = await self.state.get(link_floor_key(link))
+            entry = await self.space.state.get(link_floor_key(link))
             known = int(entry.value["seq"]) if entry is not None and not entry.value.get("ended") else since
             self._said[link] = self._said.get(link, known)
         return self._said[link]
@@ -84,16 +79,16 @@ class LinkFloors:
     async def _end(self, link: str) -> None:
         self._said.pop(link, None)
         self._written.pop(link, None)
-        entry = await self.state.get(link_floor_key(link))
+        entry = await self.space.state.get(link_floor_key(link))
         if entry is not None and not entry.value.get("ended"):
             await self._put(link, {"seq": 0, "ended": True})
 
     async def _put(self, link: str, value: dict[str, object]) -> None:
         key = link_floor_key(link)
         while True:
-            entry = await self.state.get(key)
+            entry = await self.space.state.get(key)
             try:
-                await self.state.put(key, value, entry.revision if entry else 0)
+                await self.space.state.put(key, value, entry.revision if entry else 0)
             except ConflictError:
                 continue  # a steward before us wrote its last word
             return

@@ -123,15 +123,12 @@ class Marks:
         """
         disagreed = 0
         for mark in reversed(self.file.marks):
-            if mark.seq <= head and await self._confirms(mark):
+            stored = await self.js.at(self.subjects.log_stream, mark.seq) if mark.seq <= head else None
+            if stored is not None and (stored.time_ns, stored.subject) == (mark.time_ns, mark.subject):
                 return (disagreed, mark.seq) if disagreed else None
             if mark.seq > floor or mark.seq > head:
                 disagreed = disagreed or mark.seq
         return (disagreed, 0) if disagreed else None
-
-    async def _confirms(self, mark: LogMark) -> bool:
-        stored = await self.js.at(self.subjects.log_stream, mark.seq)
-        return stored is not None and (stored.time_ns, stored.subject) == (mark.time_ns, mark.subject)
 
     def agreed_since(self, epoch: str) -> int | None:
         """Up to where somebody who knew the log of `epoch` still knows it; None if that is the log of now."""

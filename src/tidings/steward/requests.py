@@ -107,6 +107,7 @@ class ControlRequest:
 
 
 Handler = Callable[[ControlRequest], Awaitable[Answer]]
+T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Answer]])
 #: (service, do) -> the function that handles it, of every module that was loaded
 HANDLED: dict[tuple[str, str], str] = {}
@@ -166,6 +167,16 @@ def _whole(value: Any) -> Any:
 
 def answer(result: Mapping[str, Any]) -> bytes:
     return json.dumps({"ok": True, **result}, separators=(",", ":")).encode()
+
+
+def fitting(rows: list[T], size: Callable[[T], int], most: int) -> list[T]:
+    """As many of these as fit into an answer of so many bytes, at least one."""
+    total = 0
+    for count, row in enumerate(rows):
+        total += size(row)
+        if total > most and count:
+            return rows[:count]
+    return rows
 
 
 def refusal(error: BaseException) -> bytes:
@@ -240,17 +251,17 @@ class PendingAnswer(NamedTuple):
             await self.connection.publish(self.message.reply, payload)
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """The requests of one space, under one steward."""
 
-    def __init__(
-        self, subjects: Subjects, lease: StewardLease, life: Lifecycle, bar: Callable[[str, str], None]
-    ) -> None:
-        """`bar`: hears whose credential must go, and why."""
-        self.subjects = subjects
-        self.lease = lease
-        self.life = life
-        self._bar = bar
+    subjects: Subjects
+    lease: StewardLease
+    life: Lifecycle
+    #: hears whose credential must go, and why
+    bar: Callable[[str, str], None]
+
+    def __post_init__(self) -> None:
         self.handlers: dict[tuple[str, str], Handler] = {}
         self.counts = {"requests": 0, "refused": 0, "failed": 0, "not_admitted": 0}
         self.admission = Admission()
@@ -274,7 +285,7 @@ class Dispatcher:
         if admitted == "later":
             self.life.spawn(asked.reply(TOO_MANY))
         else:
-            self._bar(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {FLOOD}")
+            self.bar(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {FLOOD}")
 
     async def take(self, connection: Connection, message: Msg) -> None:
         """A request of an administrator, on whichever connection it is heard."""

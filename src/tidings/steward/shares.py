@@ -136,15 +136,14 @@ class Shares:
 
     async def _look_at_new(self, stream: str, first: int, last: int) -> None:
         start = random.randint(first, max(first, last - SAMPLED + 1))
-        for record in await self._page(stream, f"{self.space.subjects.root}.>", start, last):
+        everything = f"{self.space.subjects.root}.>"
+        reading = self.space.js.read(stream, everything, start, last, page=SAMPLED, max_bytes=SAMPLED_BYTES)
+        page: list[StoredRecord] = await anext(reading, [])
+        for record in page:
             what = too_long(record)
             sender = self.floods.sender_of(record.subject) if what else None
             if what and sender:
                 self.floods.bar(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {what}")
-
-    async def _page(self, stream: str, subject_filter: str, start: int, last: int) -> list[StoredRecord]:
-        reading = self.space.js.read(stream, subject_filter, start, last, page=SAMPLED, max_bytes=SAMPLED_BYTES)
-        return await anext(reading, [])
 
     async def _name_largest(self, stream: str, fill: _Fill, first: int) -> None:
         """Whose a log is that fills up, by a sample: for whoever has to decide about it."""

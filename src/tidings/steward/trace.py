@@ -124,7 +124,7 @@ class TraceHandlers:
         return found
 
     def _line(self, record: StoredRecord, caller: str, mid: str) -> dict[str, Any] | None:
-        void = void_of(self.space.subjects, self.space.info.id, self.space.table, record)
+        void = void_of(self.space.table, record)
         if void is not None:
             return self._void_line(record, caller, mid, void)
         opened = self.space.received(record)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tidings.links import task_store, task_sync
+from tidings.links import task_sync
 from tools import linked_tasks
 from tools.linked_tasks import TaskWorld
 
@@ -73,7 +73,7 @@ def _never_told(monkeypatch: Patch) -> None:
 
 
 def _forgotten_at_once(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(task_store, "find", lambda *_arguments: {})
+    monkeypatch.setattr(task_sync, "find_tasks", lambda *_arguments: {})
     monkeypatch.setattr(linked_tasks.WorkersSpace, "_verdict", lambda *_arguments: "take")
 
 
