@@ -74,7 +74,8 @@ class Admitter:
         """What becomes of each, in their order. What is to be in the log here is in it when this returns. `check` is
         asked before anything is put there, and after: it raises if that does not count. `listed`: only in channels of
         ours that are listed it does. `refusal` is raised if anything would be put there."""
-        verdicts = await self._judge(records)
+        signed = await self._verify(records)
+        verdicts = [_judged(record, good, self._definition) for record, good in zip(records, signed, strict=True)]
         to_admit = [each for each in verdicts if isinstance(each, Admit)]
         space, names = self._definition.space, {each.identity for each in to_admit}
         here = await self._ledger.read(lambda c: local_index.present(c, space, names))
@@ -110,10 +111,6 @@ class Admitter:
                 done.append(disposed(each, "admitted" if mine else "duplicate", late, found.seq))
                 self._overtaken.discard(name)
         return done
-
-    async def _judge(self, records: Sequence[LinkedRecord]) -> list[Verdict]:
-        signed = await self._verify(records)
-        return [_judged(record, good, self._definition) for record, good in zip(records, signed, strict=True)]
 
     async def _admit(self, batch: Sequence[Admit], epoch: str) -> dict[OriginIdentity, _Landed | Refuse]:
         """Put them into the log here. What blocks more than one of them is raised: nothing is known of the rest, and

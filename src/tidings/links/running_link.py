@@ -110,14 +110,13 @@ class NatsSpaces:
 class ThreadedVerify:
     """For all links of a worker; `close` ends the threads."""
 
-    def __init__(self, threads: int = THREADS) -> None:
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="verify")
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="verify")
 
     async def __call__(self, records: Sequence[LinkedRecord]) -> list[bool]:
         if len(records) < WORTH:
             return verified(records)
-        loop, size = asyncio.get_running_loop(), -(-len(records) // self._threads)
+        loop, size = asyncio.get_running_loop(), -(-len(records) // THREADS)
         parts = [records[start : start + size] for start in range(0, len(records), size)]
         done = await asyncio.gather(*(loop.run_in_executor(self._pool, verified, part) for part in parts))
         return [each for part in done for each in part]

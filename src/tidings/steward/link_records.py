@@ -115,16 +115,14 @@ class LinkRecords:
             )
         if len(others) >= MOST_LINKS:
             raise ConflictError(f"a space has at most {MOST_LINKS} links: end one first")
-        for each in others:
-            self._check_apart(record, each)
-
-    def _check_apart(self, record: Link, other: Link) -> None:
-        if other.origin == record.origin:
-            raise ConflictError(f"there is a link with {record.origin} already, {other.link}: change that one")
-        if record.space and record.space == other.space:
-            raise ConflictError(f"{record.space} is what the space of link {other.link} is called: choose another name")
-        if record.peer is not None and record.peer == other.peer:
-            raise ConflictError(f"user {record.peer} is the worker of link {other.link}: each link has one of its own")
+        for other in others:
+            name = other.link
+            if other.origin == record.origin:
+                raise ConflictError(f"there is a link with {record.origin} already, {name}: change that one")
+            if record.space and record.space == other.space:
+                raise ConflictError(f"{record.space} is what the space of link {name} is called: choose another name")
+            if record.peer is not None and record.peer == other.peer:
+                raise ConflictError(f"user {record.peer} is the worker of link {name}: each link has one of its own")
 
 
 def _record(request: ControlRequest) -> Link:
