@@ -58,8 +58,8 @@ from tidings.model.projection import LogRecord, Table
 from tidings.model.unread import UnreadWindow
 from tidings.server.keyring import Keyring
 from tidings.server.streams import MAX_BUDGET
+from tidings.steward.context import Intervals
 from tidings.steward.fair_queue import Admission
-from tidings.steward.intervals import Intervals
 from tidings.steward.receipts import KEPT as RECEIPTS_KEPT
 from tidings.steward.requests import answer, check_arguments, parse_request
 from tidings.steward.retention import DEFAULT_SHARE, RECORD_OVERHEAD, stored_size

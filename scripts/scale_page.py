@@ -16,7 +16,7 @@ from line_chart import Line, LineChart, bars
 from scale_world import SUBJECTS, Assumed
 from tidings.server.grants import MAX_AGENT_CONNECTIONS
 from tidings.server.streams import BLOCK_BUDGET, MAX_BUDGET, stream_specs
-from tidings.steward.intervals import Intervals
+from tidings.steward.context import Intervals
 from tidings.steward.roster import SEEN_KEPT
 from tidings.steward.roster_service import MAX_BYTES as ATTENTION_BYTES
 

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidings.steward.dispatch import Dispatcher
-from tidings.steward.requests import Answer, ControlRequest, Handler
+from tidings.steward.requests import Answer, ControlRequest, Dispatcher, Handler
 from tidings.wire.operations import OPERATIONS
 
 

@@ -33,8 +33,8 @@ from tidings.links import replicator, running_link
 from tidings.links.agreements import last_row
 from tidings.links.local_socket import ask
 from tidings.links.ports import Prepare
+from tidings.links.running_link import NatsSpaces, SharedLog
 from tidings.links.source import PATIENCE, PeerSource
-from tidings.links.spaces import NatsSpaces, SharedLog
 from tidings.links.worker import LinkWorker
 from tidings.util.backoff import Backoff
 from tidings.wire import message as wire_message
@@ -68,13 +68,13 @@ class CountedSpaces(NatsSpaces):
 
     def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> SharedLog:
         found = PeerSource(access.url, creds, access.space, on_wake=on_wake, prepare=prepare, patience=self.patience)
-        real = found._ask
+        real = found.ask
 
         async def counted(do: str, **arguments: Any) -> dict[str, Any]:
             self.asked[do] += 1
             return await real(do, **arguments)
 
-        found._ask = counted  # type: ignore[method-assign]
+        found.ask = counted  # type: ignore[method-assign]
         return found
 
 

@@ -18,7 +18,7 @@ from tidings.client.mailbox import pull
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
 from tidings.nats.acks import ACK, DeliveryInfo, parse_delivery
 from tidings.steward import admin_handlers
-from tidings.steward.intervals import Intervals
+from tidings.steward.context import Intervals
 from tidings.util.task_ends import end_tasks
 from tidings.wire import signing
 from tidings.wire.message import Message, Sender, compose, new_id

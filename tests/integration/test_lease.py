@@ -21,7 +21,7 @@ from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import EXPECT_SEQUENCE, EXPECT_SUBJECT, Steps
 from tidings.server.lease import Holder, StewardLease
 from tidings.server.state import StateBucket
-from tidings.steward.intervals import Intervals
+from tidings.steward.context import Intervals
 from tidings.steward.retention import claim_floor, read_floor
 from tidings.steward.service import Steward
 from tidings.steward.store_watch import StoreWatch

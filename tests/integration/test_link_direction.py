@@ -26,6 +26,7 @@ from tidings.wire.links import GapKind, authorization_epoch
 from tidings.wire.rulings import Link
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually
+from tools.links import verify
 
 
 @asynccontextmanager
@@ -43,7 +44,8 @@ async def carried(
     )
     database = Database(root / "links.db", SCHEMA)
     row = await database.write(lambda c: books.open_link(c, wanted, b"s" * 32, now=1))
-    direction = Direction(wanted, BookedLink(database, row.row), source, LocalDestination(local, LINK), clock)
+    ledger, here = BookedLink(database, row.row), LocalDestination(local, LINK)
+    direction = Direction(wanted, ledger, source, here, clock, verify=verify)
     direction.listen(events.append)
     running = RunningDirection(direction)
     running.start()

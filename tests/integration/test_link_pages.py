@@ -13,7 +13,7 @@ from linked_spaces import ELSEWHERE, LINK, is_signed, linked, peer_of, say, text
 from tidings.admin.linking import Linker
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, UnreachableError, UsageError
 from tidings.nats.errors import NatsError
-from tidings.steward import link_handlers, link_pushes
+from tidings.steward import link_floors, link_handlers
 from tidings.wire.links import GapKind, LinkPage, Token
 from tidings.wire.message import MAX_PAYLOAD
 from tidings.wire.signing import KeyPair
@@ -60,8 +60,8 @@ async def test_hello_says_what_the_space_is_and_what_it_shares(space: RealSpace)
 async def test_what_waits_for_a_linked_space_is_found_behind_much_that_is_not_shared(
     space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_pushes, "LOOKED_AT", 5)
-    monkeypatch.setattr(link_pushes, "MOST_LOOKED_AT", 10)
+    monkeypatch.setattr(link_floors, "LOOKED_AT", 5)
+    monkeypatch.setattr(link_floors, "MOST_LOOKED_AT", 10)
     await linked(space, shares=["general"])
     await space.add("ada")
     async with space.agent("ada") as ada, worker_of(space) as worker:

@@ -15,7 +15,7 @@ from tidings.admin.agents import AgentFile, Ledger
 from tidings.client.connect import connect_directly
 from tidings.errors import ConflictError, DeniedError
 from tidings.nats.errors import NatsError
-from tidings.steward import dispatch
+from tidings.steward import requests
 from tidings.steward.requests import Answer, ControlRequest
 from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
@@ -206,6 +206,6 @@ async def test_many_slow_requests_of_one_agent_do_not_keep_another_from_the_stew
         gate.set()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         refused = [each for each in answers if isinstance(each, ConflictError)]
-        assert len(refused) == 300 - 200 - dispatch.IN_FLIGHT_EACH
-        assert len([each for each in answers if isinstance(each, dict)]) == 200 + dispatch.IN_FLIGHT_EACH
-        assert most <= dispatch.IN_FLIGHT_EACH + 1
+        assert len(refused) == 300 - 200 - requests.IN_FLIGHT_EACH
+        assert len([each for each in answers if isinstance(each, dict)]) == 200 + requests.IN_FLIGHT_EACH
+        assert most <= requests.IN_FLIGHT_EACH + 1

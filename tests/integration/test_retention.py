@@ -20,8 +20,8 @@ from tidings.nats.jetstream import JetStream
 from tidings.server.state import StateBucket
 from tidings.server.streams import GateState, gate_state
 from tidings.steward import retention, side_streams, store_watch
+from tidings.steward.context import Intervals
 from tidings.steward.dead_letters import Letter
-from tidings.steward.intervals import Intervals
 from tidings.steward.retention import Retention, RetentionFloors, counted_parts, read_floor
 from tidings.steward.service import Steward
 from tidings.wire.rulings import Parts, Space

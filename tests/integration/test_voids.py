@@ -8,6 +8,7 @@ import tidings
 from tidings.client.connect import connect_directly
 from tidings.client.notices import Notice
 from tidings.errors import ConnectionLost
+from tidings.steward.receipts import Key
 from tidings.steward.store_reading import read_store
 from tidings.wire import signing
 from tidings.wire.envelope import RULED_OUT
@@ -144,15 +145,15 @@ async def test_a_round_in_which_nobody_could_be_told_is_done_again(
     steward = pair.steward
     assert steward is not None
     await eventually(lambda: bool(steward.voids._saved), what="a first look, which is remembered though nothing came")
-    tell, failed = steward.receipts.tell_void, list[str]()
+    tell, failed = steward.receipts.tell_ended, list[str]()
 
-    async def cut_off(sender: str, mid: str, *rest: Any, **more: Any) -> None:
+    async def cut_off(key: Key, *rest: Any, **more: Any) -> None:
         if len(failed) < 2:
-            failed.append(mid)
+            failed.append(key[1])
             raise ConnectionLost("the broker restarts")
-        await tell(sender, mid, *rest, **more)
+        await tell(key, *rest, **more)
 
-    monkeypatch.setattr(steward.receipts, "tell_void", cut_off)
+    monkeypatch.setattr(steward.receipts, "tell_ended", cut_off)
     async with connect(pair, "ada", channels=["general"]) as ada, pair.agent("ada") as raw:
         s = pair.subjects
         mid = await write_void(raw, s.chat(raw.id, "general"), "chat", "general", "KV-Foo", s.log_stream)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from tidings.errors import ConflictError, LogFull, OutcomeUnknown, StewardUnreachable, TidingsError
+from tidings.links.compare import Difference
 from tidings.links.link_store import BookedLink
 from tidings.links.ports import (
     AdmittedAt,
@@ -34,6 +35,7 @@ from tidings.links.ports import (
     PeerFacts,
 )
 from tidings.links.schema import SCHEMA
+from tidings.wire.digests import RecordIdentity
 from tidings.wire.links import MOST_HOPS, GapKind, LinkedRecord, LinkGap, LinkPage, Token
 from tidings.wire.names import covers_any
 
@@ -450,21 +452,9 @@ class SimulatedSource:
         return await self.network.ask(self.here, self.log().space, question)
 
 
-class ComparedRow(NamedTuple):
-    seq: int
-    sender: str
-    id: str
-    hash: bytes
-
-
-class SimulatedDifference(NamedTuple):
-    lacking: tuple[ComparedRow, ...]
-    extra: tuple[ComparedRow, ...]
-
-
-def _row(seq: int, found: tuple[str, str, str]) -> ComparedRow:
+def _row(seq: int, found: tuple[str, str, str]) -> RecordIdentity:
     sender, name, hashed = found
-    return ComparedRow(seq, sender, name, bytes.fromhex(hashed))
+    return RecordIdentity(seq, sender, name, bytes.fromhex(hashed))
 
 
 @dataclass
@@ -477,7 +467,7 @@ class SimulatedComparison:
     reported: str = ""
     standing: bool = False
 
-    async def differences(self, through: int) -> AsyncIterator[SimulatedDifference]:
+    async def differences(self, through: int) -> AsyncIterator[Difference]:
         theirs = await self.source.inventory(through)
         query = """SELECT seq, sender, id, hash FROM disposition
           WHERE link = ? AND life = 0 AND reason <> 'vanished' AND seq <= ?"""
@@ -489,7 +479,7 @@ class SimulatedComparison:
         found = f"{lacking} {extra}" if lacking or extra else ""
         self.standing = bool(found) and found == self.reported
         if found and found != self.reported:
-            yield SimulatedDifference(lacking, extra)
+            yield Difference("", "", lacking, extra)
         self.reported = found
 
 

@@ -183,7 +183,6 @@ class SpaceHome:
         self.watcher_creds = self.creds / "watcher.creds"
         self.marks = home / "marks" / f"{name}.json"
         #: where they lay once, inside of what a backup copies
-        self.marks_before = self.root / "marks.json"
         self.remembered = home / "marks" / f"{name}.issued"
         self.recalled = home / "marks" / f"{name}.recalled.json"
         self.run = home / "run" / name

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import os
 import sqlite3
-import time
 from pathlib import Path
 
 from tidings.links import link_store as books
@@ -82,7 +81,3 @@ def opened(connection: sqlite3.Connection, definition: LinkDefinition, now: int,
         books.keep_quarantine(connection, each.row, row.row, now)
         books.delete(connection, each.row)
     return books.find(connection, row.row)
-
-
-def milliseconds() -> int:
-    return int(time.time() * 1000)

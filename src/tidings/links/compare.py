@@ -18,6 +18,7 @@ import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from tidings.errors import MalformedDigest
@@ -253,16 +254,13 @@ class _Reading:
         """A share that nobody can aim at: senders choose what their messages count as, within reason."""
         if turns == 1:
             return lambda _: True
-        return lambda item: _keyed(item, self._secret) % turns == turn
+        key = partial(hashlib.blake2b, digest_size=8, key=self._secret)
+        return lambda item: int.from_bytes(key(item).digest()) % turns == turn
 
     def _count(self, rows: int) -> None:
         self._read += rows
         if self._read > self.limits.read:
             raise MalformedDigest(f"more than {self.limits.read:,} records differ, too many to compare in one go")
-
-
-def _keyed(item: bytes, secret: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(item, digest_size=8, key=secret).digest())
 
 
 def _differing_days(

@@ -50,10 +50,6 @@ class LinkConnection:
             self._user, self._read = split_credentials(read_private(self.creds))[1].id, file
         return self._user
 
-    @property
-    def is_connected(self) -> bool:
-        return self._connection is not None and self._connection.is_connected
-
     async def get(self) -> Connection:
         """The connection. `UnreachableError` and `AuthRevoked` say why there is none."""
         async with self._opening:

@@ -109,12 +109,12 @@ class LocalSpace:
         """Every link record in force, on or off."""
         said = await self.ask("links")
         rows = tuple(_link(row) for row in said["links"])
-        return LocalLinks(said["name"], _facts(said), rows)
+        return LocalLinks(said["name"], msgspec.convert(said, LocalFacts), rows)
 
     async def facts(self, link: str | None = None) -> tuple[LocalFacts, bool]:
         """The log as it is, what a link lets in, and whether the log takes messages."""
         said = await self.ask("facts", after=self.acknowledged, **({"link": link} if link else {}))
-        return _facts(said), said["open"]
+        return msgspec.convert(said, LocalFacts), said["open"]
 
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
         """Put a direct message of another space into the mail here, as it was signed."""
@@ -188,7 +188,11 @@ class LocalDestination:
         """All are on their way before the first answer is waited for."""
         connection = await self.space.connection.get()
         if self._asked is None or self._asked[1] != epoch or self._asked[0] != connection.incarnation:
-            return [self._not_looked_for()] * len(window)
+            other = NotLookedFor(
+                f"the broker of space {self.space.subjects.space} is another process than the one that was asked what "
+                "it holds: nothing was sent, and it is asked again"
+            )
+            return [other] * len(window)
         written = [self._written(each) for each in window]
         messages = [each for each in written if not isinstance(each, TidingsError)]
         answers = iter(await publish_all(connection, messages, timeout=self.patience, only=self._asked[0]))
@@ -217,12 +221,6 @@ class LocalDestination:
         self.space.acknowledged = max(self.space.acknowledged, answer.seq)
         return AdmittedAt(answer.seq, answer.duplicate)
 
-    def _not_looked_for(self) -> NotLookedFor:
-        return NotLookedFor(
-            f"the broker of space {self.space.subjects.space} is another process than the one that was asked what it "
-            "holds: nothing was sent, and it is asked again"
-        )
-
     async def _why_nobody_takes_it(self) -> TidingsError:
         """The gate is closed, or there is no leader just now. Nothing was stored."""
         name = self.space.subjects.space
@@ -246,19 +244,6 @@ def _windows(batch: Sequence[LinkAdmission]) -> Iterator[Sequence[LinkAdmission]
             start, size = number, len(each.record.payload)
     if batch:
         yield batch[start:]
-
-
-def _facts(said: dict[str, Any]) -> LocalFacts:
-    return LocalFacts(
-        space=said["space"],
-        epoch=said["epoch"],
-        head=said["head"],
-        floor=said["floor"],
-        agreed=said.get("agreed"),
-        authority=said.get("authority", ""),
-        listing=said.get("listing", 0),
-        share=said.get("share", 0),
-    )
 
 
 def _link(row: dict[str, Any]) -> LinkInForce:

@@ -160,8 +160,8 @@ def trust(connection: sqlite3.Connection, place: PeerPlace, name: str, key: str)
 
 
 def forget(connection: sqlite3.Connection, place: PeerPlace) -> None:
-    """Everything of a peer, pins too: the link was removed."""
-    for table in ("person", "pin", "peer_roster"):
+    """Everything of a peer, pins, mail and tasks too: the link was removed."""
+    for table in ("person", "pin", "peer_roster", "mail", "peer_mail", "task"):
         connection.execute(f"DELETE FROM {table} WHERE space = ? AND peer = ?", place)
 
 

@@ -67,14 +67,14 @@ class PeopleRound:
             await self.withdraw()
             raise
         except TidingsError:  # what was known before still holds, and a new steward of ours does not know it
-            await self._hand_over(*await self._known())
+            await self._hand_over()
             raise
-        await self._hand_over(*await self._known())
+        await self._hand_over()
 
     async def withdraw(self) -> None:
         """Nobody of that space is to be known here for now. What was written to them waits, as it would for a space
         that is away."""
-        await self._hand_over(*await self._known(), hidden=True)
+        await self._hand_over(hidden=True)
 
     async def passing(self) -> Passing:
         """What the other space lets pass beside channels, as it last said."""
@@ -135,11 +135,9 @@ class PeopleRound:
 
     # --- telling our own steward ---
 
-    async def _known(self) -> tuple[tuple[Person, ...], list[str]]:
-        found = await self._jobs.read(lambda c: book.sorted_people(c, self.place))
-        return found.known, await self._jobs.read(lambda c: book.gone(c, self.place))
-
-    async def _hand_over(self, known: tuple[Person, ...], gone: list[str], *, hidden: bool = False) -> None:
+    async def _hand_over(self, *, hidden: bool = False) -> None:
+        known = (await self._jobs.read(lambda c: book.sorted_people(c, self.place))).known
+        gone = await self._jobs.read(lambda c: book.gone(c, self.place))
         link, passes = self._record.link, await self.passing()
         version = book.version_of(known, gone, hidden=hidden, passes=passes)
         if (await self._local.ask("people", link=link, version=version))["version"] == version:

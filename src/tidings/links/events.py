@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Literal
+
+import msgspec
 
 from tidings.wire.links import GapKind, Token
 
@@ -18,33 +19,7 @@ Status = Literal["initializing", "live", "repairing", "degraded_poll", "paused"]
 Connectivity = Literal["unknown", "online", "offline"]
 
 
-@dataclass(frozen=True)
-class StatusFacts:
-    """What a status is made of."""
-
-    #: an operator, or an authority, does not let it go on
-    held_back: bool = False
-    #: failures in a row, and how many of them are tried again soon
-    failures: int = 0
-    patience: int = 3
-    #: something the token has passed is fetched, or read again
-    repairing: bool = False
-    #: the end of the peer's log was reached once since the start
-    reached_the_end: bool = False
-
-
-def status_of(facts: StatusFacts) -> Status:
-    if facts.held_back:
-        return "paused"
-    if facts.failures >= facts.patience:
-        return "degraded_poll"
-    if facts.repairing:
-        return "repairing"
-    return "live" if facts.reached_the_end else "initializing"
-
-
-@dataclass(frozen=True)
-class LinkStatus:
+class LinkStatus(msgspec.Struct, frozen=True):
     """`words` say why it is paused or failing; `ended_there`: because the other space ended the link. Lag: sequences of
     the peer's log that are not handled, and how long ago the last handled record was said if there are any."""
 
@@ -67,27 +42,23 @@ class LinkStatus:
     spent: int = 0
 
 
-@dataclass(frozen=True)
-class LinkEvent:
+class LinkEvent(msgspec.Struct, frozen=True):
     link: str
     at: float
 
 
-@dataclass(frozen=True)
-class StatusChanged(LinkEvent):
+class StatusChanged(LinkEvent, frozen=True):
     before: Status
     now: Status
     words: str = ""
 
 
-@dataclass(frozen=True)
-class ConnectivityChanged(LinkEvent):
+class ConnectivityChanged(LinkEvent, frozen=True):
     before: Connectivity
     now: Connectivity
 
 
-@dataclass(frozen=True)
-class PullAdvanced(LinkEvent):
+class PullAdvanced(LinkEvent, frozen=True):
     """Said after it is on disk."""
 
     handled: Token
@@ -98,8 +69,7 @@ class PullAdvanced(LinkEvent):
     quarantined: int = 0
 
 
-@dataclass(frozen=True)
-class PushAdvanced(LinkEvent):
+class PushAdvanced(LinkEvent, frozen=True):
     """The other space has handled our log up to `handled`; `lag_records` is what it has before it."""
 
     handled: int
@@ -107,8 +77,7 @@ class PushAdvanced(LinkEvent):
     lag_seconds: float
 
 
-@dataclass(frozen=True)
-class GapDetected(LinkEvent):
+class GapDetected(LinkEvent, frozen=True):
     """From `before` the peer's log cannot go on; it goes on at `now`. `reread` records are read again, `vanished`
     cannot be any more. Of a range that was removed, nobody knows how many records it had."""
 
@@ -121,20 +90,17 @@ class GapDetected(LinkEvent):
     by_comparing: bool = False
 
 
-@dataclass(frozen=True)
-class LocalLogSetBack(LinkEvent):
+class LocalLogSetBack(LinkEvent, frozen=True):
     """The log here is an older one than before: so many messages are fetched again."""
 
     lost: int
 
 
-@dataclass(frozen=True)
-class RepairStarted(LinkEvent):
+class RepairStarted(LinkEvent, frozen=True):
     through: Token
 
 
-@dataclass(frozen=True)
-class RepairCompleted(LinkEvent):
+class RepairCompleted(LinkEvent, frozen=True):
     """`lacking` and `extra` differ from the peer; `fetching` of them are asked for. What differs and is not fetched is
     only reported: it has its disposition. `unchanged`: it is the difference that was found before, and stands."""
 
@@ -145,26 +111,21 @@ class RepairCompleted(LinkEvent):
     unchanged: bool = False
 
 
-@dataclass(frozen=True)
-class RepairFailed(LinkEvent):
+class RepairFailed(LinkEvent, frozen=True):
     words: str
 
 
-@dataclass(frozen=True)
-class DegradedPollEntered(LinkEvent):
+class DegradedPollEntered(LinkEvent, frozen=True):
     words: str
 
 
 def line_of(event: LinkEvent) -> str:
     """For a log: `link abc: pull advanced, handled 5, head 5, admitted 1`; what is nothing is left out."""
     name = "".join(f" {each.lower()}" if each.isupper() else each for each in type(event).__name__).strip()
-    told = ((each.name, getattr(event, each.name)) for each in fields(event) if each.name not in ("link", "at"))
-    shown = [f"{what.replace('_', ' ')} {_shown(value)}" for what, value in told if value not in (0, "", False)]
+    told = ((name, getattr(event, name)) for name in event.__struct_fields__ if name not in ("link", "at"))
+    named = ((what, value.seq if isinstance(value, Token) else value) for what, value in told)
+    shown = [f"{what.replace('_', ' ')} {value}" for what, value in named if value not in (0, "", False)]
     return f"link {event.link}: " + ", ".join([name, *shown])
-
-
-def _shown(value: object) -> str:
-    return str(value.seq) if isinstance(value, Token) else str(value)
 
 
 Listener = Callable[[LinkEvent], None]

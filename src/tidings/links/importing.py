@@ -6,8 +6,6 @@ in is found in the index by the next one. What blocks more than one record is ra
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,13 +13,12 @@ from typing import NamedTuple
 
 from tidings import errors
 from tidings.errors import TidingsError
-from tidings.links import link_store as books
 from tidings.links import local_index
 from tidings.links.definition import LinkDefinition
 from tidings.links.link_store import BookedLink, Disposed
 from tidings.links.local_index import IndexState
 from tidings.links.obligations import LATE, NOT_LISTED
-from tidings.links.ports import AdmittedAt, Destination, IndexRow, LinkAdmission, OriginIdentity, Verify
+from tidings.links.ports import AdmittedAt, Destination, LinkAdmission, OriginIdentity, Verify
 from tidings.links.validation import Admit, Omit, Refuse, Verdict, disposed, judge, order
 from tidings.wire.links import LinkedRecord
 
@@ -52,17 +49,6 @@ class _Landed(NamedTuple):
     link: str
 
 
-def message_id(secret: bytes, name: OriginIdentity, attempt: int) -> str:
-    """The same for every link of a space, so that the log takes one of two copies that come at once; and known to
-    nobody, so that it cannot be burnt in advance. After one that was, the next attempt has another."""
-    text = "\n".join((*name, str(attempt))).encode()
-    return hmac.digest(secret, text, hashlib.sha256).hex()[:32]
-
-
-async def _nothing() -> None:
-    return None
-
-
 class Admitter:
     """Of one direction of a link."""
 
@@ -70,7 +56,6 @@ class Admitter:
         self, definition: LinkDefinition, ledger: BookedLink, destination: Destination, verify: Verify
     ) -> None:
         self._definition, self._ledger, self._destination, self._verify = definition, ledger, destination, verify
-        self._secret = b""
         #: bytes that were put into the log here, until somebody writes them down
         self.added = 0
         self._unclear: Counter[OriginIdentity] = Counter()
@@ -81,7 +66,7 @@ class Admitter:
         self,
         records: Sequence[LinkedRecord],
         index: IndexState,
-        check: Callable[[], Awaitable[None]] = _nothing,
+        check: Callable[[], Awaitable[None]],
         *,
         listed: bool = False,
         refusal: TidingsError | None = None,
@@ -89,7 +74,8 @@ class Admitter:
         """What becomes of each, in their order. What is to be in the log here is in it when this returns. `check` is
         asked before anything is put there, and after: it raises if that does not count. `listed`: only in channels of
         ours that are listed it does. `refusal` is raised if anything would be put there."""
-        verdicts = await self._judge(records)
+        signed = await self._verify(records)
+        verdicts = [_judged(record, good, self._definition) for record, good in zip(records, signed, strict=True)]
         to_admit = [each for each in verdicts if isinstance(each, Admit)]
         space, names = self._definition.space, {each.identity for each in to_admit}
         here = await self._ledger.read(lambda c: local_index.present(c, space, names))
@@ -126,10 +112,6 @@ class Admitter:
                 self._overtaken.discard(name)
         return done
 
-    async def _judge(self, records: Sequence[LinkedRecord]) -> list[Verdict]:
-        signed = await self._verify(records)
-        return [_judged(record, good, self._definition) for record, good in zip(records, signed, strict=True)]
-
     async def _admit(self, batch: Sequence[Admit], epoch: str) -> dict[OriginIdentity, _Landed | Refuse]:
         """Put them into the log here. What blocks more than one of them is raised: nothing is known of the rest, and
         the index says next time what became of it."""
@@ -137,10 +119,10 @@ class Admitter:
         for attempt in range(IDS_TRIED):
             if not batch:
                 return landed
-            secret = await self._space_secret()
-            asked = [
-                LinkAdmission(each.record, each.ours, message_id(secret, each.identity, attempt)) for each in batch
-            ]
+            asked = []
+            for each in batch:
+                mid = await self._ledger.message_id(self._definition.space, *each.identity, str(attempt))
+                asked.append(LinkAdmission(each.record, each.ours, mid))
             answers = await self._destination.admit(asked, epoch)
             self._overtaken |= _overtaken(batch, answers)
             burnt: list[Admit] = []
@@ -163,8 +145,10 @@ class Admitter:
             if not answer.duplicate:
                 self.added += len(each.record.payload) + BESIDE
                 return _Landed(answer.seq, self._definition.link)
-            row = await self._look_at(answer.seq)
-            if row is None:  # it may have been removed since; another link of this ledger may have seen it before
+            page = await self._destination.index(answer.seq - 1)
+            row = page.rows[0] if page.rows else None
+            # it may have been removed since; another link of this ledger may have seen it before
+            if row is None or row.seq != answer.seq:
                 return await self._known_at(each, answer.seq)
             return _Landed(answer.seq, row.link) if (row.identity, row.hash) == (each.identity, each.hash) else None
         if not isinstance(answer, _RECORD):
@@ -176,19 +160,10 @@ class Admitter:
             del self._unclear[each.identity]
         return Refuse(each.record, answer.code, str(answer))
 
-    async def _look_at(self, seq: int) -> IndexRow | None:
-        page = await self._destination.index(seq - 1)
-        return page.rows[0] if page.rows and page.rows[0].seq == seq else None
-
     async def _known_at(self, each: Admit, seq: int) -> _Landed | None:
         space, name = self._definition.space, each.identity
         known = (await self._ledger.read(lambda c: local_index.present(c, space, [name]))).get(name)
         return _Landed(seq, known.link) if known is not None and (known.hash, known.seq) == (each.hash, seq) else None
-
-    async def _space_secret(self) -> bytes:
-        if not self._secret:
-            self._secret = await self._ledger.read(lambda c: books.secret(c, self._definition.space))
-        return self._secret
 
 
 def _judged(record: LinkedRecord, signed: bool, definition: LinkDefinition) -> Verdict:

@@ -10,11 +10,14 @@ holds (`local_index`) are beside this. Nothing here asks anybody anything.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -157,7 +160,8 @@ def links(connection: sqlite3.Connection, space: str | None = None) -> list[Link
 
 def delete(connection: sqlite3.Connection, row: int) -> None:
     """The link and all that is known of it. What it brought stays in the log."""
-    _close_all(connection, row)
+    for table in ("obligation", "quarantine", "disposition", "omitted_range", "forgotten"):
+        connection.execute(f"DELETE FROM {table} WHERE link = ?", (row,))
     connection.execute("DELETE FROM link WHERE row = ?", (row,))
 
 
@@ -205,6 +209,16 @@ def secret(connection: sqlite3.Connection, space: str) -> bytes:
     return bytes(found)
 
 
+def message_id(secret: bytes, *name: str) -> str:
+    """The same whenever it is made of the same name, so that the log takes one of two copies that come at once; and
+    known to nobody, so that it cannot be burnt in advance."""
+    return hmac.digest(secret, "\n".join(name).encode(), hashlib.sha256).hex()[:32]
+
+
+def milliseconds() -> int:
+    return int(time.time() * 1000)
+
+
 # --------------------------------------------------------------------------------------------------------- tokens
 
 
@@ -249,21 +263,17 @@ def commit_page(
             for one in disposed
         ],
     )
-    _end_earlier(connection, row, disposed)
+    if find(connection, row).lives:
+        # a record that is in quarantine from before, and came again as it was, is known by what became of it now
+        connection.executemany(
+            "DELETE FROM disposition WHERE link = ? AND life > 0 AND seq = ? AND hash = ? AND kind = 'quarantined'",
+            [(row, one.seq, one.hash) for one in disposed if one.hash],
+        )
     quarantine(connection, row, disposed, now)
     connection.execute(
         "UPDATE link SET handled_at = ?, handled_time = coalesce(nullif(?, 0), handled_time) WHERE row = ?",
         (now, time_ns, row),
     )
-
-
-def _end_earlier(connection: sqlite3.Connection, row: int, disposed: Iterable[Disposed]) -> None:
-    """A record that is in quarantine from before, and came again as it was, is known by what became of it now."""
-    if find(connection, row).lives:
-        connection.executemany(
-            "DELETE FROM disposition WHERE link = ? AND life > 0 AND seq = ? AND hash = ? AND kind = 'quarantined'",
-            [(row, one.seq, one.hash) for one in disposed if one.hash],
-        )
 
 
 def forget_removed(connection: sqlite3.Connection, row: int, floor: int, limit: int = FORGOTTEN_AT_ONCE) -> int:
@@ -367,24 +377,13 @@ def quarantine(connection: sqlite3.Connection, row: int, disposed: Iterable[Disp
     kept = [(each, each.record) for each in disposed if each.record is not None]
     if not kept:
         return
+    times = now, now + QUARANTINE_REST
     connection.executemany(
         """INSERT INTO quarantine (link, seq, payload, bytes, signature, hops, time_ns, mark, words, first_at, next_at)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         [
-            (
-                row,
-                r.seq,
-                r.payload,
-                len(r.payload),
-                r.signature,
-                r.hops,
-                r.time_ns,
-                r.mark,
-                each.words[:1_000],
-                now,
-                now + QUARANTINE_REST,
-            )
-            for each, r in kept
+            (row, r.seq, r.payload, len(r.payload), r.signature, r.hops, r.time_ns, r.mark, one.words[:1_000], *times)
+            for one, r in kept
         ],
     )
     rows, size = quarantined(connection, row)
@@ -486,11 +485,6 @@ def said_elsewhere(connection: sqlite3.Connection, row: int, seqs: Iterable[int]
     return {seq for each in seqs for (seq,) in connection.execute(query, (row, each))}
 
 
-def _close_all(connection: sqlite3.Connection, row: int) -> None:
-    for table in ("obligation", "quarantine", "disposition", "omitted_range", "forgotten"):
-        connection.execute(f"DELETE FROM {table} WHERE link = ?", (row,))
-
-
 def _one(connection: sqlite3.Connection, where: str, values: Sequence[object]) -> LinkRow:
     found = connection.execute(f"SELECT {_COLUMNS} FROM link WHERE {where}", tuple(values)).fetchone()
     if found is None:
@@ -498,23 +492,15 @@ def _one(connection: sqlite3.Connection, where: str, values: Sequence[object]) -
     return _as_row(found)
 
 
-def _as_row(found: Sequence[object]) -> LinkRow:
+def _as_row(found: Sequence[Any]) -> LinkRow:
     row, space, peer, scope, authority, definition, *tokens = found
-    key = LinkKey(str(space), str(peer), str(scope), str(authority))
     handled, received, rest = tokens[:3], tokens[3:6], tokens[6:]
-    return LinkRow(
-        int(str(row)),
-        key,
-        _definition(str(definition)),
-        _token(key.peer, handled),
-        _token(key.peer, received),
-        *rest,  # type: ignore[arg-type]
-    )
+    key = LinkKey(space, peer, scope, authority)
+    return LinkRow(row, key, _definition(definition), _token(peer, *handled), _token(peer, *received), *rest)
 
 
-def _token(space: str, found: Sequence[object]) -> Token | None:
-    epoch, seq, mark = found
-    return None if seq is None else Token(space=space, epoch=str(epoch), seq=int(str(seq)), mark=str(mark))
+def _token(space: str, epoch: str, seq: int | None, mark: str) -> Token | None:
+    return None if seq is None else Token(space=space, epoch=epoch, seq=seq, mark=mark)
 
 
 _decode = msgspec.json.Decoder(LinkDefinition).decode
@@ -542,6 +528,7 @@ class BookedLink:
 
     def __init__(self, jobs: Jobs, row: int) -> None:
         self._jobs, self.row = jobs, row
+        self._secret = b""
 
     def write(self, job: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
         return self._jobs.write(job)
@@ -551,3 +538,9 @@ class BookedLink:
 
     async def link(self) -> LinkRow:
         return await self._jobs.read(lambda c: find(c, self.row))
+
+    async def message_id(self, space: str, *name: str) -> str:
+        """The message id of something that comes into a space over this link, or over another one."""
+        if not self._secret:
+            self._secret = await self._jobs.read(lambda c: secret(c, space))
+        return message_id(self._secret, *name)

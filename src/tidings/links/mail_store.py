@@ -63,6 +63,8 @@ class MailState(NamedTuple):
     losses: int = 0
     #: the peer's broker whose mail was looked at
     their_broker: str = ""
+    #: how often mail was passed over that nobody signed
+    forged: int = 0
 
 
 class MailLooked(NamedTuple):
@@ -78,7 +80,7 @@ class MailLooked(NamedTuple):
 
 def state(connection: sqlite3.Connection, place: PeerPlace) -> MailState:
     found = connection.execute(
-        """SELECT epoch, people, through, told_epoch, told_through, told_mark, broker, losses, their_broker
+        """SELECT epoch, people, through, told_epoch, told_through, told_mark, broker, losses, their_broker, forged
         FROM peer_mail WHERE space = ? AND peer = ?""",
         place,
     ).fetchone()
@@ -251,18 +253,6 @@ def lose(connection: sqlite3.Connection, place: PeerPlace, lost: Sequence[MailKe
         connection.execute("UPDATE peer_mail SET through = 0, losses = losses + 1 WHERE space = ? AND peer = ?", place)
 
 
-def forged(connection: sqlite3.Connection, place: PeerPlace) -> int:
-    """How often mail was passed over that nobody signed."""
-    found = connection.execute("SELECT forged FROM peer_mail WHERE space = ? AND peer = ?", place).fetchone()
-    return int(found[0]) if found else 0
-
-
 def counts(connection: sqlite3.Connection, place: PeerPlace) -> dict[str, int]:
     query = "SELECT outcome, count(*) FROM mail WHERE space = ? AND peer = ? GROUP BY outcome"
     return dict(connection.execute(query, place).fetchall())
-
-
-def forget(connection: sqlite3.Connection, place: PeerPlace) -> None:
-    """Everything of a peer: the link was removed."""
-    for table in ("mail", "peer_mail"):
-        connection.execute(f"DELETE FROM {table} WHERE space = ? AND peer = ?", place)

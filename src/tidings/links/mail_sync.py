@@ -17,7 +17,6 @@ what it forgot is told again; if it is our own, what we let in is looked for, an
 from __future__ import annotations
 
 import hashlib
-import hmac
 import math
 import time
 from collections import deque
@@ -29,11 +28,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from tidings.errors import MailboxFull, PageRefused, TidingsError, WireError
-from tidings.links import link_store as books
 from tidings.links import mail_store
 from tidings.links.directory import PeerPlace
 from tidings.links.directory_sync import AskedSteward
-from tidings.links.link_store import BookedLink
+from tidings.links.link_store import BookedLink, milliseconds
 from tidings.links.mail_store import HandledMail, MailKey, MailLooked, MailState
 from tidings.util.failpoints import reach
 from tidings.wire.link_exchange import (
@@ -116,23 +114,23 @@ class MailRound:
     ) -> None:
         self.place, self._clock = PeerPlace(space, record.origin), clock
         self._record, self._ledger, self._peer, self._local = record, ledger, peer, local
-        self._secret = b""
         #: senders and readers of whose mail the steward knows what we published: it looked since we began, or failed
         self._looked_for: set[tuple[str, str]] = set()
+        #: which life of the mail here something is let into is written down before it is: another may not have it
         self._knows_life = False
         #: is everything that was let in known to the ledger? Not before the other space's mail was looked at to its end
         self._settled = False
         self._look: _MailLook | None = None
         #: records of the other space's mail that were seen last, ours or not
         self._seen: deque[Stamp] = deque(maxlen=CLAIMS_AT_ONCE // 2)
-        #: does the other space know of marks?
-        self._marked = True
         self._waits = ""
 
     async def run(self) -> None:
         """Mail first: what was refused in this round is told in it."""
         try:
-            await self._know_life()
+            if not self._knows_life:
+                await self._receipts()
+                self._knows_life = True
             await self._take()
         except TidingsError:
             self._settled, self._look = False, None
@@ -141,13 +139,6 @@ class MailRound:
                 await self._tell()  # what became of the mail before is not kept waiting by what comes
             raise
         await self._tell()
-
-    async def _know_life(self) -> None:
-        """Which life of the mail here something is let into is written down before it is: another may not have it."""
-        if self._knows_life:
-            return
-        await self._receipts()
-        self._knows_life = True
 
     async def _receipts(self) -> tuple[MailState, dict[str, Any]]:
         """What became of mail here since it was last told. What was let in is known to be here when this returns."""
@@ -179,9 +170,9 @@ class MailRound:
 
     async def facts(self) -> dict[str, Any]:
         counts = await self._ledger.read(lambda c: mail_store.counts(c, self.place))
-        forged = await self._ledger.read(lambda c: mail_store.forged(c, self.place))
-        found = {"came": counts.get("admitted", 0), "refused": counts.get("refused", 0), "forged": forged}
-        return {**found, "waits": self._waits}
+        known = await self._ledger.read(lambda c: mail_store.state(c, self.place))
+        found = {"came": counts.get("admitted", 0), "refused": counts.get("refused", 0)}
+        return {**found, "forged": known.forged, "waits": self._waits}
 
     # --- what comes in ---
 
@@ -191,7 +182,7 @@ class MailRound:
         for _ in range(MOST_PAGES):
             known = await self._ledger.read(lambda c: mail_store.state(c, self.place))
             look = self._look or _MailLook(known.epoch, known.people, known.through)
-            page, after = await self._page(look)
+            page = await self._page(look)
             if look.through and page.broker != known.their_broker:
                 await self._ledger.write(partial(mail_store.look_anew, place=self.place, broker=page.broker))
                 self._look = None
@@ -199,9 +190,9 @@ class MailRound:
                 continue
             if (page.epoch, page.people) != (look.epoch, look.people):
                 look = _MailLook(page.epoch, page.people, 0)
-            look.go_back(after)
+            look.go_back(page.after)
             self._look = look
-            await self._handle(page, after, look, known)
+            await self._handle(page, look, known)
             look.through = page.through
             if not page.more:
                 self._settled, self._waits = True, look.words
@@ -209,27 +200,22 @@ class MailRound:
                 self._look = look if look.words else None
                 return
 
-    async def _page(self, look: _MailLook) -> tuple[MailPage, int]:
-        """What follows the newest record that the other space still has of those we remember; and that one."""
+    async def _page(self, look: _MailLook) -> MailPage:
+        """What follows the newest record that the other space still has of those we remember."""
         claims = await self._claims(look)
-        asked = look.through if claims or not self._marked else 0
+        asked = look.through if claims else 0
         marks = {"marks": [[each.seq, each.mark] for each in claims]} if claims else {}
         page = read_mail(await self._peer.ask("mail", epoch=look.epoch, people=look.people, after=asked, **marks))
-        self._marked = page.after is not None
         is_same = page.epoch == look.epoch
-        anew = not is_same or page.people != look.people
-        # a space that knows of no marks, of the same epoch, and ends before the token: it was set back
-        set_back = page.set_back or (page.after is None and not anew and page.through < asked)
-        after = page.after if page.after is not None else 0 if anew or set_back else asked
-        if after > asked:
+        if page.after > asked:
             raise PageRefused("the other space hands out its mail from behind what it was asked for")
-        _check(page, after)
-        if look.epoch and (set_back or not is_same):
-            await self._ledger.write(lambda c: mail_store.set_back(c, self.place, after))
-            self._seen = deque((each for each in self._seen if is_same and each.seq <= after), self._seen.maxlen)
+        _check(page)
+        if look.epoch and (page.set_back or not is_same):
+            await self._ledger.write(lambda c: mail_store.set_back(c, self.place, page.after))
+            self._seen = deque((each for each in self._seen if is_same and each.seq <= page.after), self._seen.maxlen)
         seen = [Stamp(each.seq, each.mark) for each in page.mail]
         self._seen.extend(each for each in (*seen, Stamp(page.through, page.mark)) if each.mark)
-        return page, after
+        return page
 
     async def _claims(self, look: _MailLook) -> list[Stamp]:
         """Records up to where the look came, newest first."""
@@ -237,7 +223,7 @@ class MailRound:
         found = await self._ledger.read(lambda c: mail_store.claims(c, self.place, look.through))
         return sorted({*seen, *found}, key=lambda each: each.seq, reverse=True)[:CLAIMS_AT_ONCE]
 
-    async def _handle(self, page: MailPage, after: int, look: _MailLook, known: MailState) -> None:
+    async def _handle(self, page: MailPage, look: _MailLook, known: MailState) -> None:
         signed = [each for each in page.mail if each.is_signed(self._record.origin)]
         opened = [_opened(each) for each in signed]
         offered = [each for each in opened if isinstance(each, _Offered)]
@@ -250,7 +236,7 @@ class MailRound:
         done = [_handled(each)("had") for each in offered if _key(each) in there]
         done += [each for each in opened if isinstance(each, HandledMail)]
         shown = {each.key for each in done} | set(map(_key, offered))
-        gone = await self._ledger.read(lambda c: mail_store.gone(c, self.place, after, page.through, shown))
+        gone = await self._ledger.read(lambda c: mail_store.gone(c, self.place, page.after, page.through, shown))
         known_before = len(done)
         failure: TidingsError | None = None
         try:
@@ -267,7 +253,7 @@ class MailRound:
             forged = sum(each.seq <= token[2] for each in page.mail) - sum(each.seq <= token[2] for each in signed)
             looked = MailLooked(*token, forged, page.broker)
             commit = partial(mail_store.commit, place=self.place, done=done, looked=looked, gone=gone)
-            await self._ledger.write(partial(commit, now=_now()))
+            await self._ledger.write(partial(commit, now=milliseconds()))
             reach("link.mail.committed")
         if failure is not None:
             raise failure
@@ -276,29 +262,24 @@ class MailRound:
 
     async def _offer(self, fresh: Sequence[_Offered], look: _MailLook, done: list[HandledMail]) -> None:
         """Let in what may come, one after the other; what became of each is added to `done`."""
-        under_way = fresh[0].mail if fresh else None
+        if not fresh:
+            return
+        rows = [_row(*_key(each)) | {"size": len(each.mail.payload)} for each in fresh]
+        pairs = {(each.mail.sender, each.mail.to) for each in fresh}
+        under_way = fresh[0].mail
         try:
-            agreed, verdicts = await self._verdicts(fresh)
-            for each, verdict in zip(fresh, verdicts, strict=True):
+            anew = not pairs <= self._looked_for
+            said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=anew)
+            self._looked_for |= pairs
+            for each, verdict in zip(fresh, said["verdicts"], strict=True):
                 under_way, pair = each.mail, (each.mail.sender, each.mail.to)
                 if verdict.startswith("wait") or (verdict == "take" and pair in look.late):
                     look.hold(each.mail, verdict)
                 else:
-                    done.append(await self._dispose(each, verdict, agreed))
+                    done.append(await self._dispose(each, verdict, int(said["agreed"])))
         except TidingsError:
-            if under_way is not None:
-                look.stop_before(under_way)
+            look.stop_before(under_way)
             raise
-
-    async def _verdicts(self, fresh: Sequence[_Offered]) -> tuple[int, list[str]]:
-        if not fresh:
-            return 0, []
-        rows = [_row(each.mail.sender, each.id, each.mail.to) | {"size": len(each.mail.payload)} for each in fresh]
-        pairs = {(each.mail.sender, each.mail.to) for each in fresh}
-        anew = not pairs <= self._looked_for
-        said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=anew)
-        self._looked_for |= pairs
-        return int(said["agreed"]), list(said["verdicts"])
 
     async def _dispose(self, offered: _Offered, verdict: str, agreed: int) -> HandledMail:
         mail = offered.mail
@@ -321,12 +302,9 @@ class MailRound:
     async def _message_id(self, offered: _Offered) -> str:
         """Nobody else knows it, so that nobody can have used it before; the same whenever it is tried again, but after
         the mail here was set back or its broker started anew: that may remember what it lost, and the steward looks."""
-        if not self._secret:
-            self._secret = await self._ledger.read(lambda c: books.secret(c, self.place.space))
         known = await self._ledger.read(lambda c: mail_store.state(c, self.place))
         life = f"{known.told_epoch} {known.broker} {known.losses}"
-        text = "\n".join(("mail", life, self._record.origin, *_key(offered))).encode()
-        return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
+        return await self._ledger.message_id(self.place.space, "mail", life, self._record.origin, *_key(offered))
 
     # --- what is told ---
 
@@ -337,13 +315,15 @@ class MailRound:
             keys = [(each["sender"], each["id"], each["to"]) for each in said["receipts"]]
             seqs = await self._ledger.read(partial(mail_store.seqs_of, place=self.place, keys=keys))
             rows = list(zip(said["receipts"], keys, strict=True))
-            await self._say([_receipt(each, seqs[key]) for each, key in rows if key in seqs])
+            told_of = [(_row(*key), each, seqs[key]) for each, key in rows if key in seqs]
+            await self._say([{**row, "stage": it["stage"], "why": it["why"], "seq": seq} for row, it, seq in told_of])
             epoch, told = str(said["epoch"]), Stamp(int(said["through"]), str(said["mark"]))
             # what is told of a message without a row may be of one that came in and was not written down yet
             unknown = next((n for n, (_, key) in enumerate(rows) if key not in seqs and not self._settled), None)
             if unknown is not None:
                 from_there = Stamp(known.told_through, known.told_mark) if said["after"] else Stamp(0, "")
-                told = _stamp(rows[unknown - 1][0]) if unknown else from_there
+                last = rows[unknown - 1][0]
+                told = Stamp(int(last["n"]), str(last["mark"])) if unknown else from_there
             if (epoch, told.seq, told.mark) != known[3:6] or seqs:
                 moved = partial(mail_store.move_told, place=self.place, epoch=epoch, told=told, ended=list(seqs))
                 await self._ledger.write(moved)
@@ -363,11 +343,11 @@ class MailRound:
             await self._peer.ask("told", receipts=told[start : start + RECEIPTS_AT_ONCE])
 
 
-def _check(page: MailPage, after: int) -> None:
-    """It goes on from there, in order."""
-    seqs = [after, *(each.seq for each in page.mail)]
+def _check(page: MailPage) -> None:
+    """It goes on from where it says, in order."""
+    seqs = [page.after, *(each.seq for each in page.mail)]
     rising = all(one < other for one, other in pairwise(seqs))
-    stands = page.more and page.through <= after
+    stands = page.more and page.through <= page.after
     if not rising or page.through < seqs[-1] or stands:
         raise PageRefused("the other space hands out its mail out of order, or does not go on")
 
@@ -390,17 +370,5 @@ def _handled(offered: _Offered) -> partial[HandledMail]:
     return partial(HandledMail, mail.sender, offered.id, mail.to, mail.seq, mark=mail.mark)
 
 
-def _stamp(told: Mapping[str, Any]) -> Stamp:
-    return Stamp(int(told["n"]), str(told["mark"]))
-
-
-def _receipt(told: Mapping[str, Any], seq: int) -> dict[str, Any]:
-    return {**{name: told[name] for name in ("sender", "id", "to", "stage", "why")}, "seq": seq}
-
-
 def _row(sender: str, mid: str, to: str) -> dict[str, Any]:
     return {"sender": sender, "id": mid, "to": to}
-
-
-def _now() -> int:
-    return int(time.time() * 1000)

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tidings.errors import ConflictError, UnknownMessage, UsageError
-from tidings.links.link_store import Disposed, quarantine, quarantined
-from tidings.links.ports import ComparedRecord, OriginIdentity
+from tidings.links.link_store import Disposed, find, quarantine, quarantined
+from tidings.links.ports import OriginIdentity
 from tidings.util.backoff import Backoff
+from tidings.wire.digests import RecordIdentity
 from tidings.wire.links import LinkedRecord
 
 #: milliseconds between attempts
@@ -69,7 +70,7 @@ def owe(connection: sqlite3.Connection, row: int, seqs: Iterable[int], now: int)
     return len(new)
 
 
-def first_other(connection: sqlite3.Connection, row: int, found: Iterable[ComparedRecord]) -> int | None:
+def first_other(connection: sqlite3.Connection, row: int, found: Iterable[RecordIdentity]) -> int | None:
     """The first of these sequences at which the ledger knows another record: that log is not the one it knew. What was
     put aside because it is no message has no id here, and is known by its bytes."""
     query = """SELECT sender, id, hash FROM disposition
@@ -78,7 +79,7 @@ def first_other(connection: sqlite3.Connection, row: int, found: Iterable[Compar
     return min((one.seq for one, ours in known if ours is not None and _is_other(one, *ours)), default=None)
 
 
-def _is_other(claimed: ComparedRecord, sender: str, name: str, hashed: str) -> bool:
+def _is_other(claimed: RecordIdentity, sender: str, name: str, hashed: str) -> bool:
     return hashed != claimed.hash.hex() or (name != "" and (sender, name) != (claimed.sender, claimed.id))
 
 
@@ -172,7 +173,10 @@ def retry_quarantined(connection: sqlite3.Connection, row: int, seqs: Sequence[i
     if seqs is None:
         return connection.execute("UPDATE quarantine SET next_at = ? WHERE link = ?", (now, row)).rowcount
     query = "UPDATE quarantine SET next_at = ? WHERE link = ? AND seq = ?"
-    return sum(connection.execute(query, (now, row, seq)).rowcount for seq in seqs)
+    count = sum(connection.execute(query, (now, row, seq)).rowcount for seq in seqs)
+    if seqs and not count:
+        raise _not_in_quarantine(connection, row, seqs)
+    return count
 
 
 def retry_unlisted(connection: sqlite3.Connection, row: int, now: int) -> None:
@@ -208,11 +212,18 @@ def one_quarantined(connection: sqlite3.Connection, row: int, seq: int, life: in
     where = "q.link = ? AND q.seq = ? AND (? IS NULL OR q.life = ?) ORDER BY q.life"
     found = _quarantined(connection, where, (row, seq, life, life))
     if not found:
-        raise UnknownMessage(f"record {seq} is not in quarantine: list it to see what is")
+        raise _not_in_quarantine(connection, row, [seq])
     if len(found) > 1:
         lives = ", ".join(str(each.life) for each in found)
         raise ConflictError(f"{len(found)} records {seq} are in quarantine, of different lives: --life, one of {lives}")
     return found[0]
+
+
+def _not_in_quarantine(connection: sqlite3.Connection, row: int, seqs: Sequence[int]) -> UnknownMessage:
+    link = find(connection, row).definition.link
+    of = f"of link {link}"
+    named = f"record {seqs[0]} {of} is not" if len(seqs) == 1 else f"none of {', '.join(map(str, seqs))} {of} is"
+    return UnknownMessage(f"{named} in quarantine: `tidings link quarantine list {link}` shows what is")
 
 
 def counts(connection: sqlite3.Connection, row: int) -> tuple[int, int]:
@@ -249,11 +260,8 @@ def _quarantined(connection: sqlite3.Connection, where: str, values: Sequence[ob
     query = f"""SELECT q.life, d.reason, q.words, q.attempts, q.first_at, q.seq, q.time_ns, d.origin, d.channel,
       d.sender, q.signature, q.payload, q.hops, q.mark
       FROM quarantine AS q JOIN disposition AS d USING (link, life, seq) WHERE {where}"""
-    return [_as_quarantined(found) for found in connection.execute(query, tuple(values))]
-
-
-def _as_quarantined(found: Sequence[object]) -> Quarantined:
-    life, reason, words, attempts, first_at, *fields = found
     names = ("seq", "time_ns", "origin", "channel", "sender", "signature", "payload", "hops", "mark")
-    record = LinkedRecord(**dict(zip(names, fields, strict=True)))  # type: ignore[arg-type]
-    return Quarantined(int(str(life)), str(reason), str(words), record, int(str(attempts)), int(str(first_at)))
+    return [
+        Quarantined(life, reason, words, LinkedRecord(**dict(zip(names, fields, strict=True))), attempts, first_at)
+        for life, reason, words, attempts, first_at, *fields in connection.execute(query, tuple(values))
+    ]

@@ -22,21 +22,19 @@ from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import LinkPeers
 from tidings.admin.link_registry import AgreedLink, LinkLedger
 from tidings.admin.linking import terms_of
-from tidings.errors import ConflictError, TidingsError, UnknownMessage, UsageError
+from tidings.errors import ConflictError, TidingsError, UsageError
 from tidings.links import directory as people
 from tidings.links import link_store as books
-from tidings.links import mail_store, obligations, task_store
-from tidings.links.agreements import carries, definition_of, find_row, last_row, milliseconds, opened, secret_of
-from tidings.links.checking import lost_here
+from tidings.links import obligations
+from tidings.links.agreements import carries, definition_of, find_row, last_row, opened, secret_of
 from tidings.links.compare import Comparison, Difference
 from tidings.links.destination import LocalDestination, LocalSpace
 from tidings.links.directory import PeerPlace
-from tidings.links.held import HeldRecords, shared_by
-from tidings.links.link_store import BookedLink, LinkRow
+from tidings.links.held import HeldRecords, lost_here, shared_by
+from tidings.links.link_store import BookedLink, LinkRow, milliseconds
 from tidings.links.obligations import Quarantined
-from tidings.links.running_link import CarriedLink
+from tidings.links.running_link import CarriedLink, SharedLog
 from tidings.links.source import PeerSource
-from tidings.links.spaces import SharedLog
 from tidings.links.store_file import open_store
 from tidings.util.database import Database
 from tidings.wire.link_exchange import Person
@@ -105,14 +103,8 @@ class LinkOperations:
         if carried is not None and carried.rounds is not None:
             return await carried.rounds.facts()
         found = await self.database.read(lambda c: people.sorted_people(c, PeerPlace(self.space, record.origin)))
-        return {
-            "known": len(found.known),
-            "changed": [[p.name, p.id] for p in found.refused],
-            "taken": [],
-            "words": "",
-            "mail": None,
-            "tasks": None,
-        }
+        changed = [[each.name, each.id] for each in found.refused]
+        return {"known": len(found.known), "changed": changed, "taken": [], "words": "", "mail": None, "tasks": None}
 
     async def people(self, link: str) -> Answer:
         """Everybody that is known at the other end, by name."""
@@ -140,10 +132,7 @@ class LinkOperations:
 
     async def quarantined_record(self, link: str, seq: int, life: int | None = None) -> Answer:
         row = await self._row(link)
-        try:
-            found = await self.database.read(lambda c: obligations.one_quarantined(c, row.row, seq, life))
-        except UnknownMessage as error:
-            raise UnknownMessage(_not_in_quarantine(link, [seq])) from error
+        found = await self.database.read(lambda c: obligations.one_quarantined(c, row.row, seq, life))
         return {"record": _put_aside(found, payload=True)}
 
     async def _count(self, row: LinkRow) -> int:
@@ -168,17 +157,12 @@ class LinkOperations:
         """Records in quarantine are tried now; None is all of them."""
         row = await self._row(link)
         count = await self.database.write(lambda c: obligations.retry_quarantined(c, row.row, seqs, milliseconds()))
-        if seqs and not count:
-            raise UnknownMessage(_not_in_quarantine(link, seqs))
         self._look_now(link)
         return {"count": count}
 
     async def drop(self, link: str, seq: int, reason: str, life: int | None = None) -> Answer:
         row = await self._row(link)
-        try:
-            await self.database.write(lambda c: obligations.drop(c, row.row, seq, reason, life))
-        except UnknownMessage as error:
-            raise UnknownMessage(_not_in_quarantine(link, [seq])) from error
+        await self.database.write(lambda c: obligations.drop(c, row.row, seq, reason, life))
         self._look_now(link)
         return {"left": await self._count(row)}
 
@@ -198,8 +182,6 @@ class LinkOperations:
                 books.delete(connection, row.row)
             for peer in {row.definition.peer for row in rows}:
                 people.forget(connection, PeerPlace(self.space, peer))
-                mail_store.forget(connection, PeerPlace(self.space, peer))
-                task_store.forget(connection, PeerPlace(self.space, peer))
             return len(rows)
 
         async with self._carrying.aside(link):
@@ -353,12 +335,6 @@ OPERATIONS = frozenset(
         "trustable",
     }
 )
-
-
-def _not_in_quarantine(link: str, seqs: list[int]) -> str:
-    of = f"of link {link}"
-    named = f"record {seqs[0]} {of} is not" if len(seqs) == 1 else f"none of {', '.join(map(str, seqs))} {of} is"
-    return f"{named} in quarantine: `tidings link quarantine list {link}` shows what is"
 
 
 def no_access(link: str) -> str:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tidings.errors import TidingsError
+from tidings.links.compare import Difference
 from tidings.wire.links import LinkedRecord, LinkPage, Token
 
 
@@ -59,41 +60,15 @@ class Source(Protocol):
 
 
 class Comparing(Protocol):
-    """The peer's log against the ledger, up to a sequence of that log: `links/compare.py`. A difference that stays is
-    not given again until it changes."""
+    """The peer's log against the ledger, up to a sequence of that log. A difference that stays is not given again until
+    it changes."""
 
     #: names the difference that was given last; empty to have it given again
     reported: str
     #: the last comparison gave nothing, because it found what was given before
     standing: bool
 
-    def differences(self, through: int) -> AsyncIterator[ComparedDifference]: ...
-
-
-class ComparedDifference(Protocol):
-    """`lacking`: the peer has them, the ledger has no disposition for them. `extra`: the other way round."""
-
-    @property
-    def lacking(self) -> Sequence[ComparedRecord]: ...
-
-    @property
-    def extra(self) -> Sequence[ComparedRecord]: ...
-
-
-class ComparedRecord(Protocol):
-    """`hash` is the SHA-256 of its payload."""
-
-    @property
-    def seq(self) -> int: ...
-
-    @property
-    def sender(self) -> str: ...
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def hash(self) -> bytes: ...
+    def differences(self, through: int) -> AsyncIterator[Difference]: ...
 
 
 class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):

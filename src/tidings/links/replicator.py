@@ -20,7 +20,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
@@ -35,51 +35,23 @@ from tidings.errors import (
     TidingsError,
     WrongSpace,
 )
+from tidings.links import events, local_index, obligations
 from tidings.links import link_store as books
-from tidings.links import local_index, obligations
 from tidings.links.definition import LinkDefinition
-from tidings.links.events import (
-    Connectivity,
-    ConnectivityChanged,
-    DegradedPollEntered,
-    GapDetected,
-    LinkEvent,
-    LinkStatus,
-    Listener,
-    Listeners,
-    LocalLogSetBack,
-    PullAdvanced,
-    RepairCompleted,
-    RepairFailed,
-    RepairStarted,
-    Status,
-    StatusChanged,
-    StatusFacts,
-    status_of,
-)
 from tidings.links.importing import Admitter
 from tidings.links.link_store import BookedLink, Disposed, LinkRow
 from tidings.links.local_index import IndexState
 from tidings.links.obligations import LATE, OwedRecord, Quarantined
 from tidings.links.paging import PAGE_RECORDS, agreed_token, check_gap, check_page
-from tidings.links.ports import (
-    Clock,
-    ComparedRecord,
-    Comparing,
-    Destination,
-    Fetched,
-    IndexRow,
-    LocalFacts,
-    Source,
-    Verify,
-)
-from tidings.links.validation import verify_here
+from tidings.links.ports import Clock, Comparing, Destination, Fetched, IndexRow, LocalFacts, Source, Verify
 from tidings.util.backoff import Backoff
 from tidings.util.failpoints import reach
 from tidings.util.task_ends import end_tasks
+from tidings.wire.digests import RecordIdentity
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
 T = TypeVar("T")
 Blocks = Literal["link", "endpoint"]
 
@@ -131,7 +103,7 @@ class _Compared(NamedTuple):
 
     token: Token
     lives: int
-    lacking: list[ComparedRecord]
+    lacking: list[RecordIdentity]
     extra: int
     unchanged: bool
 
@@ -154,7 +126,7 @@ class Direction:
         destination: Destination,
         clock: Clock,
         *,
-        verify: Verify = verify_here,
+        verify: Verify,
         comparison: Comparing | None = None,
         rng: random.Random | None = None,
         mode: Mode = LIVE,
@@ -168,11 +140,11 @@ class Direction:
         self._ledger, self._source, self._destination, self._clock = ledger, source, destination, clock
         self._comparison, self._rng, self._limit = comparison, rng or random.Random(), limit
         self._admitter = Admitter(definition, ledger, destination, verify)
-        self._listeners = Listeners()
+        self._listeners = events.Listeners()
         self._ending = self._asked = self._idle = self._back = False
         # facts of this run
         self._greeted = self._reached_the_end = self._paused = False
-        self._connectivity: Connectivity = "unknown"
+        self._connectivity: events.Connectivity = "unknown"
         self._failure: _Failure | None = None
         self._failures = self._gaps = self._head = self._owed = self._quarantined = 0
         #: failures in a row before a connection came back
@@ -201,11 +173,11 @@ class Direction:
         self._share = self._spent = 0
         #: the same of the peer's record by which it shares; 0 if nobody says it
         self._granted = 0
-        self._told: Status = "initializing"
+        self._told: events.Status = "initializing"
 
     # --------------------------------------------------------------------------------------- what others may do
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: events.Listener) -> Callable[[], None]:
         """What is returned ends it."""
         return self._listeners.add(listener)
 
@@ -231,13 +203,15 @@ class Direction:
         self._ending = True
         self._clock.wake()
 
-    def status(self) -> LinkStatus:
+    def status(self) -> events.LinkStatus:
         link, behind = self._link, 0
         if link is not None and link.handled is not None:
             behind = max(0, self._head - link.handled.seq)
-        late = self._peer_now() - link.handled_time / 1e9 if link is not None and link.handled_time else 0.0
-        return LinkStatus(
-            status=status_of(self._facts()),
+        # by the peer's clock, which its records have their times by
+        now = self._clock.now() + self._ahead
+        late = now - link.handled_time / 1e9 if link is not None and link.handled_time else 0.0
+        return events.LinkStatus(
+            status=self._status(),
             connectivity=self._connectivity,
             words=self._words(),
             handled=link.handled if link is not None else None,
@@ -389,7 +363,7 @@ class Direction:
             if now.epoch != known.epoch:
                 raise LogRegressed(f"the log of {space} was set back while it was read: it is read again")
             if lost := await self._ledger.write(complete):
-                self._tell(LocalLogSetBack(self.definition.link, self._clock.now(), lost))
+                self._tell(events.LocalLogSetBack, lost)
         return known
 
     # -------------------------------------------------------------------------------------------------- a page
@@ -399,14 +373,10 @@ class Direction:
         if page.gap is None:
             check_page(token, page, self._limit)
             self._head, self._floor = page.head, page.floor
-            self._note_grant(page.granted)
+            if self._granted not in (0, page.granted):  # more may be shared of what the token has passed: compare
+                self._repair_at = 0.0
+            self._granted = page.granted
         return page
-
-    def _note_grant(self, granted: int) -> None:
-        """Under another record more may be shared of what the token has passed: comparing finds it."""
-        if self._granted not in (0, granted):
-            self._repair_at = 0.0
-        self._granted = granted
 
     async def _take_page(self, token: Token, page: LinkPage) -> None:
         """Everything in it gets its disposition, or nothing of it does."""
@@ -427,18 +397,8 @@ class Direction:
         self._last_activity = self._clock.now()
         self._note_end(page)
         kinds = Counter(each.kind for each in done)
-        self._tell(
-            PullAdvanced(
-                self.definition.link,
-                self._clock.now(),
-                page.through,
-                page.head,
-                kinds["admitted"],
-                kinds["duplicate"],
-                kinds["omitted"],
-                kinds["quarantined"],
-            )
-        )
+        counts = [kinds[each] for each in ("admitted", "duplicate", "omitted", "quarantined")]
+        self._tell(events.PullAdvanced, page.through, page.head, *counts)
 
     def _note_end(self, page: LinkPage) -> None:
         if not page.more:
@@ -449,7 +409,12 @@ class Direction:
     ) -> None:
         row, now, space, known = self._ledger.row, self._now(), self.definition.space, self._index
         assert known is not None
-        own = {each.seq: each for each in self._put_in(done, known)}
+        # what this page put into the log here, as the log's own index has it
+        own = {
+            seq: IndexRow(seq, self.definition.link, one.identity.origin, one.channel, *one.identity[1:], one.hash)
+            for one in done
+            if one.kind == "admitted" and (seq := one.local_seq) is not None and seq > known.through
+        }
 
         def commit(c: sqlite3.Connection) -> None:
             self._check_unchanged(c)
@@ -458,15 +423,6 @@ class Direction:
             books.forget_removed(c, row, floor)
 
         await self._write_down(commit)
-
-    def _put_in(self, done: Sequence[Disposed], known: IndexState) -> list[IndexRow]:
-        """What this page put into the log here, as the log's own index has it."""
-        link = self.definition.link
-        return [
-            IndexRow(each.local_seq, link, each.identity.origin, each.channel, *each.identity[1:], each.hash)
-            for each in done
-            if each.kind == "admitted" and each.local_seq is not None and each.local_seq > known.through
-        ]
 
     def _check_unchanged(self, connection: sqlite3.Connection) -> None:
         """Neither log was set back since this step began, as far as another worker of this ledger would know."""
@@ -540,7 +496,7 @@ class Direction:
         if gap.kind is GapKind.TOO_OLD:
             after = Token(space=token.space, epoch=token.epoch, seq=gap.oldest)
             await self._ledger.write(lambda c: books.omit_range(c, self._ledger.row, token, after, self._now()))
-            self._tell(GapDetected(self.definition.link, self._clock.now(), gap.kind, token, after))
+            self._tell(events.GapDetected, gap.kind, token, after)
         else:
             await self._read_again(token, agreed_token(token, gap), gap.kind)
         self._head, self._repair_at = gap.head, 0.0
@@ -589,17 +545,17 @@ class Direction:
         row, luck, now = self._ledger.row, self._rng.random(), self._now()
         tried = [(each.life, each.record.seq) for each in kept]
         await self._ledger.write(lambda c: obligations.quarantine_tried(c, row, tried, now, luck))
+
+        def end(c: sqlite3.Connection, life: int, done: Disposed) -> None:
+            self._check_unchanged(c)
+            if done.kind == "quarantined":
+                obligations.still_quarantined(c, row, life, done.seq, done.reason, done.words)
+            else:
+                obligations.settle(c, row, [_late(done)], now, life)
+
         for each in kept:
             (done,) = await self._dispose([each.record])
-            await self._write_down(partial(self._end_try, life=each.life, done=done, now=now))
-
-    def _end_try(self, connection: sqlite3.Connection, life: int, done: Disposed, now: int) -> None:
-        """What trying a quarantined record again led to."""
-        self._check_unchanged(connection)
-        if done.kind == "quarantined":
-            obligations.still_quarantined(connection, self._ledger.row, life, done.seq, done.reason, done.words)
-        else:
-            obligations.settle(connection, self._ledger.row, [_late(done)], now, life)
+            await self._write_down(partial(end, life=each.life, done=done))
 
     async def _look_at_waiting(self) -> int | None:
         """When something that waits is due, in milliseconds."""
@@ -623,12 +579,12 @@ class Direction:
             return
         self._repair_at = tick + REPAIR_EVERY * self._rng.uniform(0.8, 1.2)
         if token.seq and self._link is not None:
-            self._tell(RepairStarted(self.definition.link, self._clock.now(), token))
+            self._tell(events.RepairStarted, token)
             self._end_comparing = self._beside(self._compare(self._comparison, token, self._link.lives))
 
     async def _compare(self, comparison: Comparing, token: Token, lives: int) -> None:
         """Nothing is changed by it: what it finds waits for the next turn."""
-        begun, lacking, extra = self._clock.tick(), list[ComparedRecord](), 0
+        begun, lacking, extra = self._clock.tick(), list[RecordIdentity](), 0
         try:
             async for each in comparison.differences(token.seq):
                 lacking += each.lacking
@@ -641,7 +597,7 @@ class Direction:
             if not isinstance(error, TidingsError):
                 log.exception("link %s could not be compared", self.definition.link)
             words = str(error) or type(error).__name__
-            self._tell(RepairFailed(self.definition.link, self._clock.now(), words))
+            self._tell(events.RepairFailed, words)
         self._end_comparing = None
         if self._repair_at:  # else it is wanted again at once
             tick = self._clock.tick()
@@ -670,10 +626,7 @@ class Direction:
         if not found.unchanged:
             self._differed = len(lacking), found.extra
         self._differing = sum(self._differed) - fetching
-        told = RepairCompleted(
-            self.definition.link, self._clock.now(), found.token, *self._differed, fetching, found.unchanged
-        )
-        self._tell(told)
+        self._tell(events.RepairCompleted, found.token, *self._differed, fetching, found.unchanged)
         if other is not None:
             after = Token(space=token.space, epoch=token.epoch, seq=other - 1)
             await self._read_again(token, after, GapKind.RECORD, by_comparing=True)
@@ -684,7 +637,7 @@ class Direction:
         self._rescan = True
         if self._comparison is not None:
             self._comparison.reported = ""  # of what is read again, the same may be missing once more
-        self._tell(GapDetected(self.definition.link, self._clock.now(), why, before, after, *gone, by_comparing))
+        self._tell(events.GapDetected, why, before, after, *gone, by_comparing)
 
     # ------------------------------------------------------------------------------------- failures and telling
 
@@ -712,19 +665,19 @@ class Direction:
         self._set_connectivity("online")
         return found
 
-    def _set_connectivity(self, now: Connectivity) -> None:
+    def _set_connectivity(self, now: events.Connectivity) -> None:
         before, self._connectivity = self._connectivity, now
         if before != now:
-            self._tell(ConnectivityChanged(self.definition.link, self._clock.now(), before, now))
+            self._tell(events.ConnectivityChanged, before, now)
 
-    def _facts(self) -> StatusFacts:
-        return StatusFacts(
-            held_back=self._paused or (self._failure is not None and self._failure.held_back),
-            failures=self._failures,
-            patience=len(LADDER),
-            repairing=self._owed > 0 or self._rescan,
-            reached_the_end=self._reached_the_end,
-        )
+    def _status(self) -> events.Status:
+        if self._paused or (self._failure is not None and self._failure.held_back):
+            return "paused"
+        if self._failures >= len(LADDER):
+            return "degraded_poll"
+        if self._owed > 0 or self._rescan:
+            return "repairing"
+        return "live" if self._reached_the_end else "initializing"
 
     def _words(self) -> str:
         if self._paused and self._link is not None:
@@ -732,23 +685,21 @@ class Direction:
         return self._failure.words if self._failure is not None else ""
 
     def _tell_status(self) -> None:
-        now, before = status_of(self._facts()), self._told
+        now, before = self._status(), self._told
         if now == before:
             return
         self._told = now
-        self._tell(StatusChanged(self.definition.link, self._clock.now(), before, now, self._words()))
+        self._tell(events.StatusChanged, before, now, self._words())
         if now == "degraded_poll":
-            self._tell(DegradedPollEntered(self.definition.link, self._clock.now(), self._words()))
+            self._tell(events.DegradedPollEntered, self._words())
 
-    def _tell(self, event: LinkEvent) -> None:
-        self._listeners.tell(event)
+    def _tell(
+        self, kind: Callable[Concatenate[str, float, P], events.LinkEvent], *facts: P.args, **more: P.kwargs
+    ) -> None:
+        self._listeners.tell(kind(self.definition.link, self._clock.now(), *facts, **more))
 
     def _now(self) -> int:
         return int(self._clock.now() * 1000)
-
-    def _peer_now(self) -> float:
-        """What the peer has on its clock, which its records have their times by."""
-        return self._clock.now() + self._ahead
 
 
 def _late(done: Disposed) -> Disposed:
@@ -757,15 +708,8 @@ def _late(done: Disposed) -> Disposed:
 
 
 def _vanished(owed: OwedRecord) -> Disposed:
-    return Disposed(
-        seq=owed.seq,
-        identity=owed.identity,
-        channel=owed.channel,
-        hash=owed.hash,
-        day=owed.day,
-        kind="omitted",
-        reason="vanished",
-    )
+    known = {name: value for name, value in owed._asdict().items() if name != "attempts"}
+    return Disposed(**known, kind="omitted", reason="vanished")
 
 
 def _is_what_was_owed(record: LinkedRecord, owed: OwedRecord) -> bool:

@@ -1,9 +1,13 @@
 """One link while a worker carries it: its connection to the peer, its direction as a task of an event loop, its rounds
-about people, mail and tasks, and the credential it stays with.
+about people, mail and tasks, and the credential it stays with. A link is between two spaces (`Spaces`): `NatsSpaces`
+reaches both over their brokers.
 
 The rounds (`Rounds`) go on by themselves. They never keep what is said in channels waiting, and what fails there is
 told and tried again later. A link that is paused does nothing, and nobody at its other end is known here meanwhile;
 what was written to them before waits.
+
+Signatures of a page are checked in threads (`ThreadedVerify`): the library that does it leaves the interpreter to
+others meanwhile. Those of a page that came before its turn are checked while the page before it is let in.
 """
 
 from __future__ import annotations
@@ -11,33 +15,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import PeerAccess
 from tidings.errors import TidingsError
-from tidings.links.compare import Comparison
+from tidings.links.compare import Comparison, PeerSide
 from tidings.links.definition import LinkDefinition
-from tidings.links.destination import LocalDestination
-from tidings.links.directory_sync import PeopleRound
+from tidings.links.destination import LocalDestination, LocalLinks, LocalSpace
+from tidings.links.directory_sync import AskedPeer, PeopleRound
 from tidings.links.events import Listener
 from tidings.links.held import HeldRecords, shared_by
 from tidings.links.link_store import BookedLink
-from tidings.links.mail_sync import MailRound
-from tidings.links.ports import Verify
+from tidings.links.mail_sync import LocalPost, MailRound
+from tidings.links.ports import Destination, Prepare, Source, Verify
 from tidings.links.replicator import LIVE, Direction, Mode
 from tidings.links.source import PeerSource
-from tidings.links.spaces import SharedLog, Spaces
-from tidings.links.task_sync import TaskRound
-from tidings.links.verifying import VerifiedAhead
+from tidings.links.task_sync import LocalQueue, TaskRound
+from tidings.links.validation import verified
 from tidings.nats import jwt
 from tidings.util.backoff import Backoff
 from tidings.util.private_files import read_private
 from tidings.util.task_ends import end_tasks
+from tidings.wire.links import LinkedRecord
 from tidings.wire.rulings import Link
 
 #: seconds between two rounds, unless something new is told of: receipts wait for the next one
@@ -46,6 +52,93 @@ EVERY = 2.0
 SPACING = 0.1
 #: and after failures
 AFTER_FAILURES = Backoff(1.0, 60.0)
+#: seconds between two looks whether the credential ends before long
+LOOK_AT_CREDENTIAL = 30.0
+#: seconds after which the other space is told that its last records were handled
+TELL_AFTER = 1.0
+#: threads that check signatures; fewer signatures than these are not worth the way to a thread
+THREADS, WORTH = 2, 8
+log = logging.getLogger(__name__)
+
+
+class SharedLog(Source, PeerSide, AskedPeer, Protocol):
+    """The log of another space, on a connection that is closed when the link ends."""
+
+    async def close(self) -> None: ...
+
+
+class WorkersSpace(LocalPost, LocalQueue, Protocol):
+    """This space, as its steward answers its worker, and takes mail and tasks from it."""
+
+
+class Spaces(Protocol):
+    async def links(self) -> LocalLinks:
+        """The link records in force here."""
+        ...
+
+    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> SharedLog: ...
+
+    def destination(self, link: str) -> Destination: ...
+
+    @property
+    def here(self) -> WorkersSpace: ...
+
+    async def close(self) -> None: ...
+
+
+class NatsSpaces:
+    def __init__(self, home: SpaceHome) -> None:
+        self._local = LocalSpace(lambda: home.read_info().url, home.link_creds, home.name)
+
+    async def links(self) -> LocalLinks:
+        return await self._local.links()
+
+    def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> SharedLog:
+        return PeerSource(access.url, creds, access.space, on_wake=on_wake, prepare=prepare)
+
+    def destination(self, link: str) -> Destination:
+        return LocalDestination(self._local, link)
+
+    @property
+    def here(self) -> WorkersSpace:
+        return self._local
+
+    async def close(self) -> None:
+        await self._local.close()
+
+
+class ThreadedVerify:
+    """For all links of a worker; `close` ends the threads."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="verify")
+
+    async def __call__(self, records: Sequence[LinkedRecord]) -> list[bool]:
+        if len(records) < WORTH:
+            return verified(records)
+        loop, size = asyncio.get_running_loop(), -(-len(records) // THREADS)
+        parts = [records[start : start + size] for start in range(0, len(records), size)]
+        done = await asyncio.gather(*(loop.run_in_executor(self._pool, verified, part) for part in parts))
+        return [each for part in done for each in part]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class VerifiedAhead:
+    """For one link. A page that nobody prepared is checked when it is asked about."""
+
+    def __init__(self, verify: Verify) -> None:
+        self._verify = verify
+        #: the records that were prepared last, and which of them are signed
+        self._prepared: tuple[Sequence[LinkedRecord], Sequence[bool]] = (), ()
+
+    async def prepare(self, records: Sequence[LinkedRecord]) -> None:
+        self._prepared = records, await self._verify(records)
+
+    async def __call__(self, records: Sequence[LinkedRecord]) -> Sequence[bool]:
+        prepared, good = self._prepared
+        return good if prepared is records else await self._verify(records)
 
 
 class Rounds:
@@ -191,13 +284,6 @@ class RunningDirection:
         if not task.cancelled():
             task.result()
         return bool(done)
-
-
-#: seconds between two looks whether the credential ends before long
-LOOK_AT_CREDENTIAL = 30.0
-#: seconds after which the other space is told that its last records were handled
-TELL_AFTER = 1.0
-log = logging.getLogger(__name__)
 
 
 class CarriedLink:

@@ -62,20 +62,14 @@ log = logging.getLogger(__name__)
 
 
 class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
-    """What another space says of itself."""
+    """What another space says of itself, as far as we use it."""
 
-    link: str
-    name: str
     space: str
-    steward: str
     epoch: str
     head: int
     floor: int
     shares: tuple[str, ...]
     hops: int
-    until: int | None = None
-    direct: str = "off"
-    roster: str = "off"
     time: str = ""
     jwt: str = ""
 
@@ -152,8 +146,13 @@ class PeerSource:
     # --- what the engine asks ---
 
     async def hello(self) -> PeerFacts:
-        said = self.said = _converted(await self._ask("hello"), PeerHello)
-        _check_counts(said.head, said.floor)
+        answer = await self.ask("hello")
+        try:
+            said = self.said = msgspec.convert(answer, PeerHello)
+        except msgspec.ValidationError as error:
+            raise PageRefused(f"the other space does not say what it is: {str(error)[:_MOST_WORDS]}") from error
+        if not (0 <= said.head <= MOST and 0 <= said.floor <= MOST):
+            raise PageRefused("the other space names a sequence that no log has")
         if max(len(said.space), len(said.epoch)) > LONGEST or len(said.jwt) > _MOST_TOKEN:
             raise PageRefused("the other space says what it is at greater length than any does")
         self._said_at = time.monotonic()
@@ -183,7 +182,7 @@ class PeerSource:
 
     async def _page(self, token: Token, limit: int, handled: int) -> LinkPage:
         asked = {"space": token.space, "epoch": token.epoch, "after": token.seq, "mark": token.mark}
-        return read_page(await self._ask("page", **asked, limit=limit, handled=handled))
+        return read_page(await self.ask("page", **asked, limit=limit, handled=handled))
 
     async def _page_behind(self, token: Token, limit: int, handled: int) -> LinkPage:
         page = await self._page(token, limit, handled)
@@ -204,7 +203,7 @@ class PeerSource:
     async def fetch(self, seqs: Sequence[int]) -> Fetched:
         if self._ahead is not None:
             await asyncio.wait({self._ahead.asking})
-        said = await self._ask("fetch", seqs=list(seqs))
+        said = await self.ask("fetch", seqs=list(seqs))
         missing, epoch = said.get("missing"), said.get("epoch")
         known = isinstance(missing, list) and all(type(each) is int and each in seqs for each in missing)
         if not isinstance(epoch, str) or not known:
@@ -248,11 +247,6 @@ class PeerSource:
         asked = {"channel": channel, "day": day, "buckets": list(buckets), "through": through, "after": after}
         return IdsAnswer.decode(await self._ask_until_made("ids", **asked))
 
-    # --- what rounds ask (`links/running_link.py`) ---
-
-    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        return await self._ask(do, **arguments)
-
     # --- asking ---
 
     async def _ask_until_made(self, do: str, **arguments: Any) -> dict[str, Any]:
@@ -260,13 +254,13 @@ class PeerSource:
         deadline = time.monotonic() + DIGEST_WITHIN
         while True:
             try:
-                return await self._ask(do, **arguments)
+                return await self.ask(do, **arguments)
             except _Busy as error:
                 if time.monotonic() >= deadline:
                     raise StewardUnreachable(f"the digest was not made in time ({error})") from error
             await asyncio.sleep(DIGEST_PAUSE)
 
-    async def _ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         who = f"space {self.subjects.space}"
         subject = self.subjects.control(LINK_SERVICE, self.connection.user)
         try:
@@ -343,19 +337,7 @@ _OF_THE_LOG = frozenset({"hello", "page", "fetch", "digest", "buckets", "ids"})
 _CODES_OF_ABSENCE = _codes_below(UnreachableError) | {TidingsError.code}
 
 
-def _converted(said: dict[str, Any], kind: type[PeerHello]) -> PeerHello:
-    try:
-        return msgspec.convert(said, kind)
-    except msgspec.ValidationError as error:
-        raise PageRefused(f"the other space does not say what it is: {str(error)[:_MOST_WORDS]}") from error
-
-
 def _clock_of(said: str) -> float | None:
     with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(said).timestamp()
     return None
-
-
-def _check_counts(*numbers: int) -> None:
-    if any(not 0 <= each <= MOST for each in numbers):
-        raise PageRefused("the other space names a sequence that no log has")

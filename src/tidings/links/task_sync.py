@@ -8,18 +8,20 @@ There is no place in the peer's queue to remember: it hands out what has no end,
 lately. Killed anywhere, the same task is handed out again, and the ledger or our steward knows it. A task is queued
 here once: what has ended is told again, and never begun again. As many lie here at once as one link may have, and of
 one asker a part of that; others wait where they were asked.
+
+A task has one row in the ledger from when it was queued or refused, for as long as its asker's space may hand it out
+again. What was told last is kept, so that a change is seen, and what stays the same is told again now and then: the
+other space hands out again what it hears nothing of. Rows are kept for each peer, not for each agreement.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
-import time
+import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from tidings.errors import (
     LogFull,
@@ -31,12 +33,9 @@ from tidings.errors import (
     UnreachableError,
     WireError,
 )
-from tidings.links import link_store as books
-from tidings.links import task_store
 from tidings.links.directory import PeerPlace
 from tidings.links.directory_sync import AskedSteward
-from tidings.links.link_store import BookedLink
-from tidings.links.task_store import BookedTask, OpenTasks
+from tidings.links.link_store import BookedLink, milliseconds
 from tidings.util.failpoints import reach
 from tidings.wire.link_exchange import AGE_HEADER, PART_BYTES, TASKS_PER_PAGE, LinkedTask, read_tasks
 from tidings.wire.links import MailOrigin, mail_origin_field
@@ -53,6 +52,110 @@ KEPT_HERE, MOST_LATELY, MOST_BYTES = 15 * 60_000, 4_000, 16 * 1024 * 1024
 TELL_AGAIN = 15_000
 #: pages of one round
 MOST_PAGES = 4
+#: milliseconds for which the row of a task that has ended is kept: longer than any deadline
+KEPT_FOR = 60 * 86_400_000
+#: and rows of a peer that have ended, the newest
+MOST_ROWS = 20_000
+RowState = Literal["open", "refused", "ended"]
+_COLUMNS = "sender, id, seq, state, why, told, told_at, role, local_seq, size"
+
+
+class BookedTask(NamedTuple):
+    """`open`: its end is not told to its asker's space yet."""
+
+    sender: str
+    id: str
+    #: where it is in the peer's queue
+    seq: int
+    state: RowState
+    #: why it was refused
+    why: str = ""
+    #: how far it was when the peer was told last, and when; empty: it was not, or is to be told at once
+    told: str = ""
+    told_at: int = 0
+    role: str = ""
+    #: where it is in the queue here; 0 if that is not known
+    local_seq: int = 0
+    #: of its payload, if it was put into the queue here
+    size: int = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.sender, self.id
+
+
+def find_tasks(
+    connection: sqlite3.Connection, place: PeerPlace, keys: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], BookedTask]:
+    """Those of these tasks that have a row."""
+    query = f"SELECT {_COLUMNS} FROM task WHERE space = ? AND peer = ? AND sender = ? AND id = ?"
+    rows = (connection.execute(query, (*place, *key)).fetchone() for key in keys)
+    found = (BookedTask(*row) for row in rows if row is not None)
+    return {each.key: each for each in found}
+
+
+def add_tasks(connection: sqlite3.Connection, place: PeerPlace, tasks: Sequence[BookedTask], now: int) -> None:
+    """New rows. One that is there already is to be told again: its asker's space does not know how far it is."""
+    connection.executemany(
+        """INSERT INTO task (space, peer, sender, id, seq, state, why, role, local_seq, size, at)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT (space, peer, sender, id) DO UPDATE SET seq = excluded.seq, told = ''""",
+        [(*place, t.sender, t.id, t.seq, t.state, t.why, t.role, t.local_seq, t.size, now) for t in tasks],
+    )
+    _prune(connection, place, now)
+
+
+def due_tasks(connection: sqlite3.Connection, place: PeerPlace, limit: int) -> list[BookedTask]:
+    """What has no end yet or is to be told, the longest untold first."""
+    query = f"""SELECT {_COLUMNS} FROM task WHERE space = ? AND peer = ? AND (state = 'open' OR told = '')
+      ORDER BY told_at, seq LIMIT ?"""
+    return [BookedTask(*row) for row in connection.execute(query, (*place, limit))]
+
+
+def note_told(connection: sqlite3.Connection, place: PeerPlace, tasks: Iterable[BookedTask], now: int) -> None:
+    """These as they are now: their state, and what was told."""
+    connection.executemany(
+        "UPDATE task SET state = ?, told = ?, told_at = ? WHERE space = ? AND peer = ? AND sender = ? AND id = ?",
+        [(each.state, each.told, now, *place, *each.key) for each in tasks],
+    )
+
+
+def drop_task(connection: sqlite3.Connection, place: PeerPlace, task: BookedTask) -> None:
+    """The queue here does not have it any more: it may be handed out and queued again."""
+    connection.execute("DELETE FROM task WHERE space = ? AND peer = ? AND sender = ? AND id = ?", (*place, *task.key))
+
+
+class OpenTasks(NamedTuple):
+    """How many are open here, of each asker and for each role; and how many came lately, and their bytes."""
+
+    askers: dict[str, int]
+    roles: dict[str, int]
+    lately: int
+    size: int
+
+
+def open_tasks(connection: sqlite3.Connection, place: PeerPlace, since: int) -> OpenTasks:
+    """`since`: milliseconds since 1970, from when on what came counts as lately."""
+    query = "SELECT {0}, count(*) FROM task WHERE space = ? AND peer = ? AND state = 'open' GROUP BY {0}"
+    askers, roles = (dict(connection.execute(query.format(each), place).fetchall()) for each in ("sender", "role"))
+    lately = "SELECT count(*), coalesce(sum(size), 0) FROM task WHERE space = ? AND peer = ? AND at >= ?"
+    return OpenTasks(askers, roles, *connection.execute(lately, (*place, since)).fetchone())
+
+
+def count_tasks(connection: sqlite3.Connection, place: PeerPlace) -> dict[str, int]:
+    query = "SELECT state, count(*) FROM task WHERE space = ? AND peer = ? GROUP BY state"
+    return dict(connection.execute(query, place).fetchall())
+
+
+def _prune(connection: sqlite3.Connection, place: PeerPlace, now: int) -> None:
+    connection.execute(
+        "DELETE FROM task WHERE space = ? AND peer = ? AND state <> 'open' AND at < ?", (*place, now - KEPT_FOR)
+    )
+    connection.execute(
+        """DELETE FROM task WHERE space = ? AND peer = ? AND state <> 'open' AND at < (SELECT at FROM task
+        WHERE space = ? AND peer = ? AND state <> 'open' ORDER BY at DESC LIMIT 1 OFFSET ?)""",
+        (*place, *place, MOST_ROWS),
+    )
 
 
 class LocalQueue(AskedSteward, Protocol):
@@ -92,7 +195,6 @@ class TaskRound:
     def __init__(self, space: str, record: Link, ledger: BookedLink, peer: AskedSteward, local: LocalQueue) -> None:
         self.place = PeerPlace(space, record.origin)
         self._record, self._ledger, self._peer, self._local = record, ledger, peer, local
-        self._secret = b""
         self._waits = ""
         self._forged = 0
 
@@ -105,7 +207,7 @@ class TaskRound:
             raise failure
 
     async def facts(self) -> dict[str, Any]:
-        counts = await self._ledger.read(lambda c: task_store.counts(c, self.place))
+        counts = await self._ledger.read(lambda c: count_tasks(c, self.place))
         found = {name: counts.get(name, 0) for name in ("open", "ended", "refused")}
         return {**found, "forged": self._forged, "waits": self._waits}
 
@@ -113,7 +215,7 @@ class TaskRound:
 
     async def _tell(self) -> TidingsError | None:
         """Why something was not told; a space that cannot be reached is an error at once."""
-        due = await self._ledger.read(lambda c: task_store.due(c, self.place, MOST_OPEN * 2))
+        due = await self._ledger.read(lambda c: due_tasks(c, self.place, MOST_OPEN * 2))
         failure: TidingsError | None = None
         for start in range(0, len(due), TASKS_PER_PAGE):
             try:
@@ -135,7 +237,7 @@ class TaskRound:
             for each, row in zip(asked, said, strict=False):
                 if str(row["state"]) == TaskStatus.UNKNOWN and each.state == "open":
                     # the queue was set back; whoever handed it out does so again
-                    await self._ledger.write(partial(task_store.drop, place=self.place, task=each))
+                    await self._ledger.write(partial(drop_task, place=self.place, task=each))
                 elif (words := _progress(each, row)) is not None:
                     told.append(words)
             asked = asked[len(said) :]
@@ -154,7 +256,7 @@ class TaskRound:
         reach("link.task.told")
         later = set(answer["later"])
         now = [each.task._replace(told="" if number in later else each.told) for number, each in enumerate(told)]
-        await self._ledger.write(partial(task_store.note_told, place=self.place, tasks=now, now=_now()))
+        await self._ledger.write(partial(note_told, place=self.place, tasks=now, now=milliseconds()))
         if late := [each for number, each in enumerate(told) if number in later]:
             self._waits = self._waits or f"the other space does not know yet who did {len(late)} of them"
 
@@ -162,7 +264,7 @@ class TaskRound:
 
     async def _take(self) -> None:
         for _ in range(MOST_PAGES):
-            here = await self._ledger.read(lambda c: task_store.open_of(c, self.place, _now() - KEPT_HERE))
+            here = await self._ledger.read(lambda c: open_tasks(c, self.place, milliseconds() - KEPT_HERE))
             room = MOST_OPEN - sum(here.askers.values())
             if room <= 0:
                 self._waits = f"as many tasks of this link are open here as may be, {MOST_OPEN}"
@@ -181,7 +283,7 @@ class TaskRound:
     async def _handle(self, tasks: Sequence[LinkedTask], here: OpenTasks) -> bool:
         """Whether any of them came in, or was told."""
         read = [found for each in tasks if (found := self._read(each)) is not None]
-        known = await self._ledger.read(lambda c: task_store.find(c, self.place, [each.key for each in read]))
+        known = await self._ledger.read(lambda c: find_tasks(c, self.place, [each.key for each in read]))
         again = [known[each.key]._replace(seq=each.seq) for each in read if each.key in known]
         done = [each for each in read if isinstance(each, BookedTask) and each.key not in known]
         fresh = [each for each in read if isinstance(each, _Fetched) and each.key not in known]
@@ -190,7 +292,9 @@ class TaskRound:
         finally:  # what was queued before a failure is written down all the same
             reach("link.task.admitted")
             if done or again:
-                await self._ledger.write(partial(task_store.take, place=self.place, tasks=[*done, *again], now=_now()))
+                await self._ledger.write(
+                    partial(add_tasks, place=self.place, tasks=[*done, *again], now=milliseconds())
+                )
             reach("link.task.committed")
         if again:
             await self._tell_some(again)
@@ -239,17 +343,11 @@ class TaskRound:
         task = fetched.task
         origin = MailOrigin(self._record.origin, self._record.link, agreed)
         headers = dict([mail_origin_field(origin)]) | {SIGNATURE_HEADER: task.sig, AGE_HEADER: str(task.age)}
-        headers["Nats-Msg-Id"] = await self._message_id(fetched)
+        # not the same for ever: a queue that was set back may remember what it lost
+        minute = milliseconds() // 60_000
+        name = "task", str(minute), self._record.origin, *fetched.key
+        headers["Nats-Msg-Id"] = await self._ledger.message_id(self.place.space, *name)
         return await self._local.put_task(task.role, task.sender, task.payload, headers)
-
-    async def _message_id(self, fetched: _Fetched) -> str:
-        """Nobody else knows it, so that nobody can have used it before. Not the same for ever: a queue that was set
-        back may remember what it lost."""
-        if not self._secret:
-            self._secret = await self._ledger.read(lambda c: books.secret(c, self.place.space))
-        minute = _now() // 60_000
-        text = "\n".join(("task", str(minute), self._record.origin, *fetched.key)).encode()
-        return hmac.digest(self._secret, text, hashlib.sha256).hex()[:32]
 
 
 def _refusal(task: BookedTask) -> _ToTell:
@@ -264,7 +362,7 @@ def _progress(task: BookedTask, row: Mapping[str, Any]) -> _ToTell | None:
     if state in (TaskStatus.QUEUED, TaskStatus.CLAIMED):
         worker, attempt = str(row.get("worker", "")), int(row.get("attempt", 0))
         told = f"{state} {worker} {attempt}"
-        if told == task.told and _now() - task.told_at < TELL_AGAIN:
+        if told == task.told and milliseconds() - task.told_at < TELL_AGAIN:
             return None
         return _ToTell(task, _named(task) | {"state": state, "worker": worker, "attempt": attempt}, told)
     if state == TaskStatus.DONE:
@@ -303,7 +401,3 @@ def _in_parts(row: dict[str, Any]) -> list[dict[str, Any]]:
         return [row]
     told = ({"result": base64.b64encode(each).decode(), "part": number} for number, each in enumerate(parts))
     return [{**row, **each, "parts": len(parts)} for each in told]
-
-
-def _now() -> int:
-    return int(time.time() * 1000)

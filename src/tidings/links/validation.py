@@ -52,11 +52,6 @@ class Refuse(NamedTuple):
 Verdict = Admit | Omit | Refuse
 
 
-async def verify_here(records: Sequence[LinkedRecord]) -> list[bool]:
-    """The signatures of a page, one after the other. A worker does it in threads."""
-    return verified(records)
-
-
 def verified(records: Sequence[LinkedRecord]) -> list[bool]:
     return [verifies(r.signature, r.origin, "chat", r.sender, r.channel, r.payload) for r in records]
 

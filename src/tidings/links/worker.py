@@ -20,17 +20,15 @@ import msgspec
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.errors import StoreBusy, TidingsError, UsageError, WorkerUnreachable
-from tidings.links.agreements import definition_of, milliseconds, opened, secret_of, takes_something
+from tidings.links.agreements import definition_of, opened, secret_of, takes_something
 from tidings.links.destination import LocalLinks, PeerProgress
 from tidings.links.events import LinkEvent, Listener, Listeners, PushAdvanced, line_of
-from tidings.links.link_store import BookedLink
+from tidings.links.link_store import BookedLink, milliseconds
 from tidings.links.local_socket import LocalServer, ask
 from tidings.links.operations import Carrying, LinkOperations, no_access
 from tidings.links.replicator import LIVE, Mode
-from tidings.links.running_link import CarriedLink
-from tidings.links.spaces import NatsSpaces, Spaces
+from tidings.links.running_link import CarriedLink, NatsSpaces, Spaces, ThreadedVerify
 from tidings.links.store_file import LedgerDatabase, open_store
-from tidings.links.verifying import ThreadedVerify
 from tidings.wire.rulings import Link
 
 #: seconds between two looks at the records
@@ -100,7 +98,8 @@ class LinkWorker:
                 self._look_now.clear()
         finally:
             await server.close()
-            await self._end_all()
+            async with self._changing:
+                await self._stop(tuple(self._carried))
             await self._spaces.close()
             self._verify.close()
             await asyncio.to_thread(self._database.close)
@@ -122,10 +121,6 @@ class LinkWorker:
         except WorkerUnreachable:
             return False
         return True
-
-    async def _end_all(self) -> None:
-        async with self._changing:
-            await self._stop(tuple(self._carried))
 
     # ---------------------------------------------------------------------------------------- which links it carries
 
@@ -270,11 +265,9 @@ class LinkWorker:
                 answer = await self._operations.do(do, **request)
             except TypeError as error:
                 raise UsageError(f"{do} cannot be asked so: {error}") from error
-            yield {**answer, **(self._facts() if do == "status" else {})}
-
-    def _facts(self) -> dict[str, Any]:
-        every = self.mode.every
-        return {"since": self._since, "every": every, "steward": self._steward_words}
+            if do == "status":
+                answer |= {"since": self._since, "every": self.mode.every, "steward": self._steward_words}
+            yield answer
 
     async def _follow(self, link: str) -> AsyncGenerator[dict[str, Any]]:
         """How a link is, and everything it tells, until whoever asks goes away or the link is carried no more."""

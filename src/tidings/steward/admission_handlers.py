@@ -16,7 +16,7 @@ from tidings.errors import UsageError
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.gate import LogGate
-from tidings.steward.link_pushes import LinkPushes
+from tidings.steward.link_floors import LinkPushes
 from tidings.steward.link_records import links_in_force, links_on
 from tidings.steward.link_scope import admitted, identity_of, own_fields
 from tidings.steward.marks import Marks

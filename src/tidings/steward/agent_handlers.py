@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from tidings.steward.context import SpaceContext, now
 from tidings.steward.gate import LogGate
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import Answer, ControlRequest, fitting, handles
 from tidings.steward.roster_service import RosterService
 from tidings.steward.writer import Completed, RulingWriter
 from tidings.wire.links import channel_map
@@ -49,25 +50,17 @@ JOINED, LEFT = ("opened", "resumed"), ("left", "absent")
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class AgentHandlers:
-    def __init__(
-        self,
-        space: SpaceContext,
-        writer: RulingWriter,
-        lease: StewardLease,
-        gate: LogGate,
-        marks: Marks,
-        roster: RosterService,
-        people: LinkedPeople,
-    ) -> None:
-        self.space = space
-        self.writer = writer
-        self.lease = lease
-        self.gate = gate
-        self.marks = marks
-        self.roster = roster
-        self.people = people
-        self.join_rate = JoinRate()
+    space: SpaceContext
+    writer: RulingWriter
+    lease: StewardLease
+    gate: LogGate
+    marks: Marks
+    roster: RosterService
+    people: LinkedPeople
+    #: of each agent: joins it may make at once, and since when that was so
+    _joins_left: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @handles("member", "join")
     async def join(self, request: ControlRequest) -> Answer:
@@ -134,7 +127,12 @@ class AgentHandlers:
             raise ConflictError(f"an agent is in at most {MAX_MEMBERSHIPS} channels and patterns: use a wider pattern")
         if self.gate.half_of_reserve_is_used:
             raise LogFull("the log is full and half its reserve is used: joins wait until room is made")
-        if not self.join_rate.allows(owner):
+        # bursts are fine, flapping is not
+        moment = time.monotonic()
+        left, since = self._joins_left.get(owner, (float(JOIN_BURST), moment))
+        left = min(JOIN_BURST, left + (moment - since) * JOINS_PER_SECOND)
+        self._joins_left[owner] = (left - 1 if left >= 1 else left, moment)
+        if left < 1:
             raise ConflictError("too many joins in a short time: wait a moment and ask again")
 
     @handles("member", "leave")
@@ -331,21 +329,6 @@ def read_claims(request: ControlRequest) -> list[Stamp]:
     return sorted((each for each in claims if each.seq > 0), key=lambda each: -each.seq)
 
 
-class JoinRate:
-    """How often one agent may join: bursts are fine, flapping is not."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._left: dict[str, tuple[float, float]] = {}
-
-    def allows(self, owner: str) -> bool:
-        moment = self._clock()
-        left, since = self._left.get(owner, (float(JOIN_BURST), moment))
-        left = min(JOIN_BURST, left + (moment - since) * JOINS_PER_SECOND)
-        self._left[owner] = (left - 1 if left >= 1 else left, moment)
-        return left >= 1
-
-
 def _link_versions(rules: Rulebook) -> Iterator[tuple[str, int, Link]]:
     """(link, sequence, record) wherever a link lets other things in than before: by its own record, or because other
     channels are listed."""
@@ -402,13 +385,7 @@ def _after(keys: Iterable[str], request: ControlRequest) -> list[str]:
 
 
 def _within_page(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many rows as fit one answer, at least one."""
-    size = 0
-    for count, row in enumerate(rows):
-        size += len(msgspec.json.encode(row)) + 1
-        if size > PAGE_BYTES and count:
-            return rows[:count]
-    return rows
+    return fitting(rows, lambda row: len(msgspec.json.encode(row)) + 1, PAGE_BYTES)
 
 
 def _next(keys: Sequence[str], shown: Sequence[Any]) -> str | None:

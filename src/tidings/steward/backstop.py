@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tidings.server.state import Entry, StateBucket
@@ -23,18 +24,15 @@ SILENT_AFTER = 6.0
 MOST_WAITING = 64
 
 
+@dataclass(eq=False)
 class BackstopWatch:
-    def __init__(
-        self,
-        state: StateBucket,
-        clock: Callable[[], float] = time.monotonic,
-        is_starting: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._state = state
-        #: whether the supervisor is starting it
-        self._is_starting = is_starting
+    state: StateBucket
+    clock: Callable[[], float] = time.monotonic
+    #: whether the supervisor is starting it
+    is_starting: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
         self._starting = False
-        self._clock = clock
         self._looked = float("-inf")
         self._looking = asyncio.Lock()
         self._revision: int | None = None
@@ -47,30 +45,29 @@ class BackstopWatch:
 
     @property
     def running(self) -> bool:
-        return not self._released and self._clock() - self._changed < SILENT_AFTER
+        return not self._released and self.clock() - self._changed < SILENT_AFTER
 
     async def look(self) -> None:
         """Learn what is new, unless that was done within the last second. Who comes while it is learnt waits for it."""
         async with self._looking:
-            if self._clock() - self._looked < LOOK_EVERY:
+            if self.clock() - self._looked < LOOK_EVERY:
                 return
-            self._looked = self._clock()
-            self._starting = self._is_starting()
-            self._hear(await self._state.get(BEAT_KEY))
-            floor = await self._state.get(FLOOR_KEY)
-            self._floor = int(floor.value["seq"]) if floor else None
-            figures = await self._state.get(FIGURES_KEY)
+            self._looked = self.clock()
+            self._starting = self.is_starting()
+            self._hear(await self.state.get(BEAT_KEY))
+            self._floor = await self.delivered()
+            figures = await self.state.get(FIGURES_KEY)
             self._figures = figures.value if figures else {}
 
     async def delivered(self) -> int | None:
         """Through which sequence of the log everything was delivered, asked for now; None if nothing ever was."""
-        floor = await self._state.get(FLOOR_KEY)
+        floor = await self.state.get(FLOOR_KEY)
         return int(floor.value["seq"]) if floor else None
 
     def _hear(self, beat: Entry | None) -> None:
         revision = beat.revision if beat else 0
         if self._revision is not None and revision != self._revision:
-            self._changed = self._clock()
+            self._changed = self.clock()
         self._revision = revision
         # a holder of the lease whose query does not run delivers nothing
         self._released = beat is None or "released" in beat.value or beat.value.get("query") is False
@@ -89,10 +86,10 @@ class BackstopWatch:
         """Seconds since we saw the oldest head that is not delivered yet."""
         self._waiting = [(seen, seq) for seen, seq in self._waiting if floor < seq <= head]
         if head > floor and (not self._waiting or self._waiting[-1][1] < head):
-            self._waiting.append((self._clock(), head))
+            self._waiting.append((self.clock(), head))
         if len(self._waiting) > MOST_WAITING:  # a backstop that stands still: how long is all that matters
             del self._waiting[1::2]
-        return self._clock() - self._waiting[0][0] if self._waiting else 0.0
+        return self.clock() - self._waiting[0][0] if self._waiting else 0.0
 
     def health(self, head: int) -> dict[str, Any]:
         known = self.fact(head)

@@ -25,7 +25,6 @@ from tidings.nats.errors import NO_CONSUMER, ApiError
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.nats.jetstream_api import info_from
 from tidings.server.state import StateBucket
-from tidings.steward.intervals import Intervals
 from tidings.wire.envelope import ClaimedOrigin, Received, Refused, open_record
 from tidings.wire.links import read_origin
 from tidings.wire.names import foreign_name, is_channel
@@ -42,6 +41,53 @@ log = logging.getLogger(__name__)
 
 def now() -> str:
     return moment(time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """How often the steward does what it does by itself, and how patient it is with others, in seconds.
+
+    The values are those of a space in use; tests run with shorter ones.
+    """
+
+    lease_ttl: float = 3.0
+    gate: float = 1.0
+    #: a log that nobody wrote to for so long is written to when somebody asks how the space is
+    log_write: float = 60.0
+    retention: float = 10.0
+    marks: float = 2.0
+    #: looks at marks and counts of the store
+    store: float = 30.0
+    #: reads everything the store holds
+    reading: float = 24 * 3600.0
+    #: how often it looks at what links share now
+    links: float = 0.5
+    #: how often it looks for senders that flood
+    quotas: float = 5.0
+    #: how often it looks for messages that no reader shows
+    voids: float = 5.0
+    #: how often it looks for streams that store nothing any more
+    stuck: float = 10.0
+    #: how often it looks at what is new in the streams all share
+    shares: float = 0.25
+    #: deltas of the roster are at least this far apart
+    roster: float = 0.25
+    #: and at most this far, while anyone is online
+    roster_heartbeat: float = 5.0
+    #: an agent that did not beat for so long is offline
+    presence: float = 25.0
+    mail: float = 10.0
+    #: unread direct messages are given back to their sender's knowledge after this long
+    mail_ttl: float = 30 * 24 * 3600.0
+    #: how long a direct message to nobody is kept, should its target just be on its way in
+    mail_grace: float = 60.0
+    #: a worker that does not beat for so long has died
+    task_silence: float = 30.0
+    task_ack_wait: float = 30.0
+    #: before a failed task is tried again; doubles with each try
+    task_backoff: float = 2.0
+    #: tasks that ended are kept longer than the broker remembers message ids, so that a repeat is known as one
+    task_keep: float = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +243,7 @@ class SpaceContext:
 
     def open(self, record: StoredRecord) -> Received | Refused:
         """A record as every reader opens it."""
-        fields = record.own_fields()
-        if fields is None:
-            return Refused("header", "its headers are not well formed")
-        admits = self.table.rules.admits_at(record.seq, record.time_ns)
-        return open_record(self.subjects, self.info.id, record.subject, fields, record.payload, admits)
+        return open_stored(self.table, record)
 
     def admitted(self, record: StoredRecord) -> bool:
         """Did a link in force when it was stored let this record in? Whether it is signed, readers see."""
@@ -219,6 +261,15 @@ class SpaceContext:
 
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
+
+
+def open_stored(table: Table, record: StoredRecord) -> Received | Refused:
+    """A record as every reader of the space opens it."""
+    fields = record.own_fields()
+    if fields is None:
+        return Refused("header", "its headers are not well formed")
+    admits = table.rules.admits_at(record.seq, record.time_ns)
+    return open_record(table.subjects, table.space_id, record.subject, fields, record.payload, admits)
 
 
 class Lifecycle:

@@ -126,7 +126,7 @@ class DeadLetters:
     async def _make_room(self, owner: str) -> None:
         held = self.of(owner)
         gone = held[: excess([each.size for each in held], MOST_EACH, bytes_of_mail(self.limit))]
-        await self.store.note_letters_gone({owner: kinds_of(gone)}, BEYOND_BOUND)
+        await self.store.note_letters_gone({owner: Counter(each.kind for each in gone)}, BEYOND_BOUND)
         for each in gone:
             await self.drop(each)
 
@@ -170,10 +170,6 @@ def _read(record: StoredRecord) -> Letter | None:
         facts = json.loads(values_of(record.own_fields() or (), HEADER)[-1])
         return msgspec.convert({**facts, "size": stored_size(record), "record": record.seq}, Letter)
     return None
-
-
-def kinds_of(letters: Iterable[Letter]) -> Counter[str]:
-    return Counter(each.kind for each in letters)
 
 
 def bytes_of_mail(limit: int) -> int:

@@ -24,7 +24,7 @@ from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import Answer, ControlRequest, fitting, handles
 from tidings.wire.names import check_pattern, covers, covers_any, is_channel
 from tidings.wire.records import record_time
 from tidings.wire.subjects import Chat, Via
@@ -41,8 +41,7 @@ AT_ONCE = 8
 
 class HistoryHandlers:
     def __init__(self, space: SpaceContext, marks: Marks) -> None:
-        self.space = space
-        self.marks = marks
+        self.space, self.marks = space, marks
         refusal = f"{PER_SENDER} pages are under way for you already: wait for one of them"
         self.pages = ConcurrencyLimit(AT_ONCE, PER_SENDER, refusal)
 
@@ -80,8 +79,8 @@ class HistoryHandlers:
         if after is not None:
             until = min(head, request.optional("until", int) or head)
             filters = self._filters(channel, request.optional("sender", str), request.optional("link", str))
-            found, complete = await self._forwards(filters, max(after + 1, lowest), until, limit)
-            passed = after
+            found, complete = await self._sample(filters, max(after + 1, lowest), until, limit)
+            found, complete, passed = found[:limit], complete and len(found) <= limit, after
         else:
             passed = min(head + 1, before or head + 1)
             found, complete = await self._backwards(channel, passed - 1, limit, lowest)
@@ -90,7 +89,8 @@ class HistoryHandlers:
         complete = complete or (after is None and len(recent) < len(found))
         counting = [record for record in recent if shown.counts(record)]
         showable = [record for record in counting if shown.shows(record)]
-        kept, all_fit = _within_bytes(showable)
+        kept = fitting(showable, _encoded_size, MAX_BYTES)
+        all_fit = len(kept) == len(showable)
         last = (found if all_fit else kept)[-1:]
         # whoever has read everything up to the head remembers what was there
         stamp = await self.marks.stamp(head) if all_fit and complete else None
@@ -115,7 +115,7 @@ class HistoryHandlers:
 
     async def _bounds(self, channel: str, shown: Replays, head: int) -> tuple[int, int]:
         """Nothing below the first is shown, so it is not read; the second is where the channel's records begin."""
-        if not is_channel(channel) or shown.of(channel).shows_all:
+        if not is_channel(channel) or shown.of(channel).since_ns == 0:
             return 1, 1
         replay, js, stream = shown.of(channel), self.space.js, self.space.subjects.log_stream
         lowest, oldest = min((interval.joined + 1 for interval in replay.intervals), default=head + 1), head + 1
@@ -145,13 +145,6 @@ class HistoryHandlers:
                     complete = False
                     break
         return sorted(found, key=lambda record: record.seq), complete
-
-    async def _forwards(
-        self, filters: tuple[str, ...], start: int, end: int, limit: int
-    ) -> tuple[list[StoredRecord], bool]:
-        """The oldest `limit` records of a range, and whether those are all."""
-        found, complete = await self._sample(filters, start, end, limit)
-        return found[:limit], complete and len(found) <= limit
 
     async def _backwards(self, channel: str, end: int, limit: int, lowest: int) -> tuple[list[StoredRecord], bool]:
         """The newest `limit` records from `lowest` to `end`, newest first, and whether those are all."""
@@ -202,14 +195,8 @@ def _size(records: list[StoredRecord]) -> int:
     return sum(len(record.payload) for record in records)
 
 
-def _within_bytes(records: list[StoredRecord]) -> tuple[list[StoredRecord], bool]:
-    """As many as fit one answer, at least one; whether that was all."""
-    size = 0
-    for count, record in enumerate(records):
-        size += (len(record.payload) + len(record.own_block)) * 4 // 3 + len(record.subject) + 96
-        if size > MAX_BYTES and count:
-            return records[:count], False
-    return records, True
+def _encoded_size(record: StoredRecord) -> int:
+    return (len(record.payload) + len(record.own_block)) * 4 // 3 + len(record.subject) + 96
 
 
 def encoded(record: StoredRecord) -> dict[str, Any]:
@@ -236,10 +223,6 @@ class Replay:
         if self.since_ns is not None and time_ns >= self.since_ns:
             return True
         return any(interval.holds(seq) for interval in self.intervals)
-
-    @property
-    def shows_all(self) -> bool:
-        return self.since_ns == 0
 
 
 def replay_of(space: SpaceContext, reader: str, channel: str) -> Replay:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ from tidings.wire.digests import (
 from tidings.wire.link_exchange import page_fields, record_row
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
 from tidings.wire.names import check_channel
-from tidings.wire.records import Stamp, record_mark
+from tidings.wire.records import Stamp
 from tidings.wire.rulings import Link
 
 #: payloads of a page, and half of the answer that they are in; one record may be larger
@@ -201,7 +201,8 @@ class LinkHandlers:
             return page_fields(await self._page(request.sender, link, token, limit, handled))
 
     async def _page(self, user: str, link: str, token: Token, limit: int, handled: int) -> LinkPage:
-        facts = await self._facts(link, token.seq)
+        head, floor = await self._ends(link, token.seq)
+        facts = LogFacts(self.space.info.id, self.marks.file.epoch, floor, head)
         if (gap := await self._gap(token, facts)) is not None:
             return LinkPage(records=(), through=token, head=facts.head, floor=facts.floor, gap=gap)
         self.floors.note(link, handled + 1)
@@ -209,15 +210,11 @@ class LinkHandlers:
         found, reach = await self._read(self._scope(user).filters(), token.seq + 1, facts.head, limit)
         await self._settled()
         now_known = LogFacts(facts.space, self.marks.file.epoch, max(facts.floor, self.space.table.floor), facts.head)
-        if (gap := gap_before_reading(token, now_known, self._agreed(token))) is not None:
+        if (gap := gap_before_reading(token, now_known, self.marks.agreed_since(token.epoch))) is not None:
             return LinkPage(records=(), through=token, head=facts.head, floor=now_known.floor, gap=gap)
         kept, end = _fitting(self._scope(user), found, reach, limit)
         through = Token(space=facts.space, epoch=facts.epoch, seq=end, mark=await self._mark(end, found, token))
         return LinkPage(records=tuple(kept), through=through, head=facts.head, floor=now_known.floor, granted=granted)
-
-    async def _facts(self, link: str, after: int) -> LogFacts:
-        head, floor = await self._ends(link, after)
-        return LogFacts(self.space.info.id, self.marks.file.epoch, floor, head)
 
     async def _ends(self, link: str, after: int) -> tuple[int, int]:
         """(head, floor). Of a log with replicas the head is proven, unless `after` is beyond it time and again."""
@@ -242,11 +239,8 @@ class LinkHandlers:
         known = (seq for subject, seq in table.oldest.items() if subject != s.steward_lease and seq >= table.floor)
         return first if any(seq < first for seq in known) else table.floor
 
-    def _agreed(self, token: Token) -> int | None:
-        return self.marks.agreed_since(token.epoch)
-
     async def _gap(self, token: Token, facts: LogFacts) -> LinkGap | None:
-        found = gap_before_reading(token, facts, self._agreed(token))
+        found = gap_before_reading(token, facts, self.marks.agreed_since(token.epoch))
         if found is not None or not token.mark:
             return found
         contradicted, _ = await self.marks.compare([Stamp(token.seq, token.mark)], facts.head, facts.floor)
@@ -262,10 +256,10 @@ class LinkHandlers:
     async def _read(self, filters: list[str], start: int, end: int, limit: int) -> tuple[list[StoredRecord], int]:
         """Records from `start` on, oldest first, and how far these are all."""
         found: dict[int, StoredRecord] = {}
-        reach = end
+        stream, start, reach = self.space.subjects.log_stream, max(1, start), end
         for each in filters:
             taken = size = 0
-            async for records in self._pages(each, start, reach, limit + 1, MOST_SCANNED):
+            async for records in self.space.js.read(stream, each, start, reach, page=limit + 1, max_bytes=MOST_SCANNED):
                 found.update((record.seq, record) for record in records)
                 taken += len(records)
                 size += sum(map(_size_of, records))
@@ -274,12 +268,6 @@ class LinkHandlers:
                     break
         return [found[seq] for seq in sorted(found) if seq <= reach], reach
 
-    def _pages(
-        self, subject_filter: str, start: int, end: int, page: int, size: int
-    ) -> AsyncIterator[list[StoredRecord]]:
-        stream = self.space.subjects.log_stream
-        return self.space.js.read(stream, subject_filter, max(1, start), end, page=page, max_bytes=size)
-
     async def _mark(self, seq: int, found: list[StoredRecord], token: Token) -> str:
         """Of the record at a sequence, whatever it is; empty if there is none."""
         if seq == token.seq:
@@ -287,7 +275,7 @@ class LinkHandlers:
         stored = next((record for record in reversed(found) if record.seq == seq), None)
         if stored is None and seq:
             stored = await self.space.js.at(self.space.subjects.log_stream, seq)
-        return record_mark(stored.time_ns, stored.subject, stored.payload) if stored is not None else ""
+        return stored.mark if stored is not None else ""
 
     @handles("link", "fetch")
     async def fetch(self, request: ControlRequest) -> Answer:
@@ -398,22 +386,19 @@ class LinkHandlers:
                 scan.position = max(floor, after + 1, 1)
             scan.kept = await self._walk(request.sender, channel, scan, end, add)
             if kept or not scan.kept:
-                self._remember(key, scan)
+                self._scans[key] = scan
+                while len(self._scans) > MOST_SCANS:
+                    self._scans.pop(next(iter(self._scans)))
             if scan.kept:
                 return scan
         raise ConflictError(f"it is being made, and is at record {scan.position} of {through}: ask again")
-
-    def _remember(self, key: tuple[object, ...], scan: _Scan) -> None:
-        self._scans[key] = scan
-        while len(self._scans) > MOST_SCANS:
-            self._scans.pop(next(iter(self._scans)))
 
     async def _walk(self, user: str, channel: str | None, scan: _Scan, end: int, add: _Add) -> bool:
         """Whether it came to the end, or needs no more."""
         until = time.monotonic() + SCAN_SECONDS
         while scan.position <= end:
             filters = self._scope(user).filters(channel)
-            found, reach = await self._chunk(filters, scan.position, end)
+            found, reach = await self._read(filters, scan.position, end, SCANNED_AT_ONCE)
             await self._settled()
             if self.space.table.floor > scan.position:
                 raise ConflictError("what is looked for was removed meanwhile: ask again")
@@ -426,18 +411,6 @@ class LinkHandlers:
             if time.monotonic() >= until and scan.position <= end:
                 return False
         return True
-
-    async def _chunk(self, filters: list[str], start: int, end: int) -> tuple[list[StoredRecord], int]:
-        """The next records, and how far these are all."""
-        found: dict[int, StoredRecord] = {}
-        reach = end
-        for each in filters:
-            async for records in self._pages(each, start, reach, SCANNED_AT_ONCE, MOST_SCANNED):
-                found.update((record.seq, record) for record in records)
-                if records:
-                    reach = min(reach, records[-1].seq)
-                break
-        return [found[seq] for seq in sorted(found) if seq <= reach], reach
 
 
 def _can_go_on(scan: _Scan, floor: int) -> bool:

@@ -33,6 +33,7 @@ from tidings.steward.link_records import in_a_line, links_on
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.receipts import Key, ReceiptStore
 from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.shares import sender_of
 from tidings.wire.link_exchange import (
     MAIL_PER_PAGE,
     TOLD_STAGES,
@@ -43,7 +44,7 @@ from tidings.wire.link_exchange import (
 )
 from tidings.wire.message import is_message_id
 from tidings.wire.names import check_agent_id
-from tidings.wire.records import Stamp, record_mark
+from tidings.wire.records import Stamp
 from tidings.wire.states import ReceiptStage
 from tidings.wire.subjects import Direct
 
@@ -202,7 +203,7 @@ class LinkMail:
             if claim.seq < max(1, first):
                 break
             stored = await self.space.js.at(self.stream, claim.seq, patient=False) if 0 < claim.seq <= head else None
-            if stored is not None and _mark_of(stored) == claim.mark:
+            if stored is not None and stored.mark == claim.mark:
                 return claim.seq, set_back
             set_back |= stored is not None or claim.seq > head
         return 0, set_back
@@ -214,7 +215,7 @@ class LinkMail:
         if seq < 1:  # nothing was ever written
             return ""
         stored = await self.space.js.at(self.stream, seq, patient=False)
-        return _mark_of(stored) if stored is not None else ""
+        return stored.mark if stored is not None else ""
 
     async def _waiting(self, link: str, start: int, head: int) -> tuple[list[LinkedMail], int]:
         gathered, targets = _Gathered(head), self.people.of_link(link)
@@ -278,7 +279,7 @@ class LinkMail:
             to=opened.destination,
             sig=opened.signature,
             payload=record.payload,
-            mark=_mark_of(record),
+            mark=record.mark,
         )
 
     @handles("link", "told")
@@ -382,12 +383,12 @@ class LinkMail:
     async def _room(self, link: str, theirs: frozenset[str], wanted: int) -> _Room:
         info = await self.space.js.info(self.stream)
         counts = await self.space.js.counts_of(self.stream, f"{self.space.subjects.root}.dm.>")
-        lying = set(map(_sender, counts))
+        lying = set(map(sender_of, counts))
         self._brought = {each: by for each, by in self._brought.items() if each in lying}
-        its = {each: n for each, n in counts.items() if self._is_of(link, theirs, _sender(each))}
+        its = {each: n for each, n in counts.items() if self._is_of(link, theirs, sender_of(each))}
         waiting = Counter[str]()
         for subject, n in its.items():
-            waiting[_sender(subject)] += n
+            waiting[sender_of(subject)] += n
         links = sum(record.passes_mail for _, _, record in links_on(self.space))
         share = int(MOST_FILLED * int(info["config"]["max_bytes"]) / max(1, links))
         fits = int(info["state"]["bytes"]) + wanted <= share  # whoever wrote what lies here
@@ -428,7 +429,7 @@ class LinkMail:
         async for page in self.space.js.read(s.audit_stream, s.audit("receipt") + ".*", at.seq + 1, head, page=200):
             for record in page:
                 found += self._foreign(record)
-            seen, read = Stamp(page[-1].seq, _mark_of(page[-1])), read + len(page)
+            seen, read = Stamp(page[-1].seq, page[-1].mark), read + len(page)
             if more := seen.seq < head and (len(found) >= RECEIPTS_EACH or read >= RECEIPTS_READ):
                 break
         said = {"receipts": found, "epoch": epoch, "broker": broker, "after": at.seq}
@@ -441,7 +442,7 @@ class LinkMail:
         if at.seq < int(state["first_seq"]):
             return True
         stored = await self.space.js.at(self.space.subjects.audit_stream, at.seq)
-        return stored is not None and _mark_of(stored) == at.mark
+        return stored is not None and stored.mark == at.mark
 
     def _foreign(self, record: StoredRecord) -> Iterable[dict[str, Any]]:
         with suppress(ValueError, KeyError, TypeError):  # boundary: written by another version of us
@@ -452,7 +453,7 @@ class LinkMail:
                 to = record.subject.rpartition(".")[2]
                 why = in_a_line(said.get("why", ""))
                 row = {"sender": sender, "id": mid, "to": to, "stage": stage, "why": why}
-                return [{**row, "n": record.seq, "mark": _mark_of(record)}]
+                return [{**row, "n": record.seq, "mark": record.mark}]
         return []
 
     # --- telling that there is something ---
@@ -487,11 +488,3 @@ def _offered(said: Any) -> list[_OfferedMail]:
         check_agent_id(each.sender)
         check_agent_id(each.to)
     return found
-
-
-def _mark_of(record: StoredRecord) -> str:
-    return record_mark(record.time_ns, record.subject, record.payload)
-
-
-def _sender(subject: str) -> str:
-    return subject.rpartition(".")[2]

@@ -108,26 +108,21 @@ class LinkRecords:
         if record.shares and record.peer is None:
             raise UsageError(f"link {record.link} shares something with nobody: it needs the other worker's user")
         others = [each for link, _, each in links_in_force(self.space) if link != record.link and each.state == "on"]
-        self._check_identity(record)
-        if len(others) >= MOST_LINKS:
-            raise ConflictError(f"a space has at most {MOST_LINKS} links: end one first")
-        for each in others:
-            self._check_apart(record, each)
-
-    def _check_identity(self, record: Link) -> None:
         before = self.space.table.link_at(record.link, self.space.position)
         if before is not None and before.origin != record.origin:
             raise ConflictError(
                 f"link {record.link} is with {before.origin}, on or off: a link with {record.origin} needs another name"
             )
-
-    def _check_apart(self, record: Link, other: Link) -> None:
-        if other.origin == record.origin:
-            raise ConflictError(f"there is a link with {record.origin} already, {other.link}: change that one")
-        if record.space and record.space == other.space:
-            raise ConflictError(f"{record.space} is what the space of link {other.link} is called: choose another name")
-        if record.peer is not None and record.peer == other.peer:
-            raise ConflictError(f"user {record.peer} is the worker of link {other.link}: each link has one of its own")
+        if len(others) >= MOST_LINKS:
+            raise ConflictError(f"a space has at most {MOST_LINKS} links: end one first")
+        for other in others:
+            name = other.link
+            if other.origin == record.origin:
+                raise ConflictError(f"there is a link with {record.origin} already, {name}: change that one")
+            if record.space and record.space == other.space:
+                raise ConflictError(f"{record.space} is what the space of link {name} is called: choose another name")
+            if record.peer is not None and record.peer == other.peer:
+                raise ConflictError(f"user {record.peer} is the worker of link {name}: each link has one of its own")
 
 
 def _record(request: ControlRequest) -> Link:

@@ -18,7 +18,7 @@ from tidings.wire import message as wire_message
 from tidings.wire.links import LinkedRecord, read_origin
 from tidings.wire.message import MAX_PAYLOAD, read_plain
 from tidings.wire.names import covers_any, covers_pattern
-from tidings.wire.records import Fields, StoredRecord, read_plain_block, record_mark, refused_headers, values_of
+from tidings.wire.records import Fields, StoredRecord, read_plain_block, refused_headers, values_of
 from tidings.wire.rulings import Link
 from tidings.wire.signing import SIGNATURE_HEADER
 from tidings.wire.subjects import Chat, Subjects, Via
@@ -168,5 +168,5 @@ class LinkScope:
             signature=values_of(fields, SIGNATURE_HEADER)[0],
             payload=record.payload,
             hops=hops,
-            mark=record_mark(record.time_ns, record.subject, record.payload),
+            mark=record.mark,
         )

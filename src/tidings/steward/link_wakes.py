@@ -56,7 +56,12 @@ class LinkWakes:
             return
         if self._connection is None:
             self._connection = await self._connect()
-        await self._subscribe(self._connection, self._wanted())
+        wanted = self._wanted()
+        for subject in wanted - self._heard.keys():
+            self._heard[subject] = await self._connection.listen(subject, self._hear)
+        for subject in self._heard.keys() - wanted:
+            await self._heard.pop(subject).unsubscribe()
+        await self._connection.flush()
         for link in changed:  # perhaps more is shared of what was said long ago
             if link not in self._timers:
                 self._wake(link)
@@ -67,13 +72,6 @@ class LinkWakes:
         if any(record.hops > 1 for record in self._links.values()):
             wanted |= {self.space.subjects.live_via(each) for each in patterns}
         return wanted
-
-    async def _subscribe(self, connection: Connection, wanted: set[str]) -> None:
-        for subject in wanted - self._heard.keys():
-            self._heard[subject] = await connection.listen(subject, self._hear)
-        for subject in self._heard.keys() - wanted:
-            await self._heard.pop(subject).unsubscribe()
-        await connection.flush()
 
     def _hear(self, message: Msg) -> None:
         """Where it is read, so it must be quick."""

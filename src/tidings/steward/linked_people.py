@@ -84,10 +84,6 @@ class _PersonRow(msgspec.Struct, frozen=True):
             check_role(role)
 
 
-def shares_roster(record: Link) -> bool:
-    return record.roster == "on"
-
-
 class LinkedPeople:
     """Agents of linked spaces, as our own worker told them in this term. `admit` hears whose rows changed."""
 
@@ -112,7 +108,9 @@ class LinkedPeople:
             return None
         kept = self._kept[link]
         direct, tasks = record.passes_mail and kept.direct, record.passes_tasks and kept.tasks
-        return Foreigner(link, _shown(row, record, direct=direct, tasks=tasks))
+        name = foreign_name(row.name, row.id, record.space, record.origin)
+        shown = Agent(id=row.id, name=name, roles=row.roles, direct=direct, space=record.origin, tasks=tasks)
+        return Foreigner(link, shown)
 
     def row(self, agent_id: str) -> Agent | None:
         """As agents here are shown it."""
@@ -170,7 +168,7 @@ class LinkedPeople:
         return self._owners.get(agent_id) if self.space.access(agent_id) is None else None
 
     def _sharing(self) -> dict[str, Link]:
-        return {link: record for link, _, record in links_on(self.space) if shares_roster(record)}
+        return {link: record for link, _, record in links_on(self.space) if record.roster == "on"}
 
     # --- changes ---
 
@@ -245,11 +243,6 @@ def _rows(people: Any) -> list[_PersonRow]:
     return rows
 
 
-def _shown(row: Agent, record: Link, *, direct: bool, tasks: bool) -> Agent:
-    name = foreign_name(row.name, row.id, record.space, record.origin)
-    return Agent(id=row.id, name=name, roles=row.roles, direct=direct, space=record.origin, tasks=tasks)
-
-
 class RosterStatements:
     """`link roster`: the agents of this space, stated for the worker of a linked one."""
 
@@ -268,7 +261,8 @@ class RosterStatements:
             told = request.optional("key", str) == self.writer.key.id
             rotations = [] if told else await self.roster.rotations()
             granted, key = self._granted(request), self.writer.key  # as they are when the answer is made
-            due = sorted((seq, owner) for owner in self.space.table.owners() if (seq := self._seq(owner)) > after)
+            owned = ((self.writer.access_seq(owner), owner) for owner in self.space.table.owners())
+            due = sorted(each for each in owned if each[0] > after)
             people: list[Statement] = []
             through = after
             for seq, owner in due[:PEOPLE_PER_PAGE]:
@@ -289,12 +283,9 @@ class RosterStatements:
 
     def _granted(self, request: ControlRequest) -> GrantedLink:
         granted = self.linked.granted(request.sender)
-        if not shares_roster(granted.record):
+        if granted.record.roster != "on":
             raise DeniedError(f"link {granted.link} does not share who is in space {self.space.info.name}")
         return granted
-
-    def _seq(self, owner: str) -> int:
-        return self.writer.access_seq(owner)
 
     def _stated(self, key: KeyPair, owner: str, seq: int, link: str) -> Statement:
         access = self.space.access(owner)

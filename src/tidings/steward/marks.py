@@ -19,12 +19,12 @@ import msgspec
 
 from tidings.admin.home import SpaceHome
 from tidings.errors import ConfigError
-from tidings.nats.jetstream import JetStream, StoredRecord
+from tidings.nats.jetstream import JetStream
 from tidings.nats.jetstream_api import EPOCH_KEY
 from tidings.server.streams import set_epoch
 from tidings.steward.context import now
-from tidings.util.private_files import private_dir, read_plain, write_private
-from tidings.wire.records import Stamp, record_mark
+from tidings.util.private_files import write_private
+from tidings.wire.records import Stamp
 from tidings.wire.subjects import Subjects
 
 KEPT = 1_000
@@ -80,7 +80,6 @@ class Marks:
         self._lock = asyncio.Lock()
         #: agent -> a sequence at which it remembers another record than the log has
         self.doubts: dict[str, int] = {}
-        _move_out(home)
         self.file = self._load(space_id)
 
     def _load(self, space_id: str) -> MarkFile:
@@ -124,15 +123,12 @@ class Marks:
         """
         disagreed = 0
         for mark in reversed(self.file.marks):
-            if mark.seq <= head and await self._confirms(mark):
+            stored = await self.js.at(self.subjects.log_stream, mark.seq) if mark.seq <= head else None
+            if stored is not None and (stored.time_ns, stored.subject) == (mark.time_ns, mark.subject):
                 return (disagreed, mark.seq) if disagreed else None
             if mark.seq > floor or mark.seq > head:
                 disagreed = disagreed or mark.seq
         return (disagreed, 0) if disagreed else None
-
-    async def _confirms(self, mark: LogMark) -> bool:
-        stored = await self.js.at(self.subjects.log_stream, mark.seq)
-        return stored is not None and (stored.time_ns, stored.subject) == (mark.time_ns, mark.subject)
 
     def agreed_since(self, epoch: str) -> int | None:
         """Up to where somebody who knew the log of `epoch` still knows it; None if that is the log of now."""
@@ -182,7 +178,7 @@ class Marks:
         contradicted = 0
         for claim in claims:
             stored = await self.js.at(self.subjects.log_stream, claim.seq) if floor <= claim.seq <= head else None
-            if stored is not None and _mark_of(stored) == claim.mark:
+            if stored is not None and stored.mark == claim.mark:
                 return contradicted, claim.seq
             if stored is not None or claim.seq > head:
                 contradicted = contradicted or claim.seq
@@ -195,7 +191,7 @@ class Marks:
             stored = await self.js.at(self.subjects.log_stream, head)
             if stored is None:
                 return None
-            known = Stamp(head, _mark_of(stored), self.file.epoch)
+            known = Stamp(head, stored.mark, self.file.epoch)
             self._stamp = known = msgspec.structs.replace(known, proof=self._prove(known.proved_text))
         return known
 
@@ -221,17 +217,3 @@ class Marks:
 
     def _unacknowledged(self) -> list[Regression]:
         return [each for each in self.file.regressions if not each.acknowledged]
-
-
-def _mark_of(stored: StoredRecord) -> str:
-    return record_mark(stored.time_ns, stored.subject, stored.payload)
-
-
-def _move_out(home: SpaceHome) -> None:
-    """Marks once lay inside the space. Those of a copy that was put back are older than what we remember."""
-    if not home.marks_before.exists():
-        return
-    private_dir(home.marks.parent)
-    if not home.marks.exists():
-        write_private(home.marks, read_plain(home.marks_before))
-    home.marks_before.unlink()

@@ -16,7 +16,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -27,7 +27,7 @@ from tidings.steward.context import Lifecycle, SpaceContext
 from tidings.steward.gate import LogGate
 from tidings.steward.retention import stored_size
 from tidings.steward.writer import RulingWriter
-from tidings.wire.rulings import Access, Space
+from tidings.wire.rulings import Space
 
 #: per second and sender, over `WINDOWS` looks in a row
 DEFAULT_RECORDS = 1_000
@@ -72,10 +72,6 @@ class Limits:
     def exceeded(self, used: Usage, seconds: float) -> bool:
         many = self.records is not None and used.records > self.records * seconds
         return many or (self.size is not None and used.size > self.size * seconds)
-
-    def could_be_exceeded(self, records: int, seconds: float) -> bool:
-        """Could so many records, of whatever size and all of one sender, be too much?"""
-        return self.exceeded(Usage(records, records * MAX_MESSAGE), seconds)
 
 
 def usage_of(sampled: Iterable[tuple[str | None, int]], total: int) -> dict[str, Usage]:
@@ -198,7 +194,9 @@ class FloodWatch:
         limits = Limits.of(self.space.table.space_at(self.space.position))
         self._tell_quota(limits)
         used: dict[str, Usage] = {}
-        if limits.could_be_exceeded(sum(end - start + 1 for start, end in fresh.values()), seconds):
+        new = sum(end - start + 1 for start, end in fresh.values())
+        # could they be too much, if they are as large as may be and all of one sender?
+        if limits.exceeded(Usage(new, new * MAX_MESSAGE), seconds):
             for stream, (start, end) in fresh.items():
                 used = added(used, await self.usage(stream, start, end))
         budget = self.gate.state.budget if self.gate.state else self.space.info.budget
@@ -278,11 +276,8 @@ class FloodWatch:
 
     def withheld(self) -> list[str]:
         """Who may not post, and why, in sentences."""
-        return [f"{each.name} may not post {each.withheld}" for each in self._accesses() if each.withheld]
-
-    def _accesses(self) -> Iterator[Access]:
         found = (self.space.active_access(owner) for owner in sorted(self.space.table.owners()))
-        return (access for access in found if access is not None)
+        return [f"{each.name} may not post {each.withheld}" for each in found if each is not None and each.withheld]
 
     def problems(self) -> list[str]:
         """Cuts that were not made: without a supervisor nobody here can."""

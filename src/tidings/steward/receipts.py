@@ -66,7 +66,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptNews:
-    """One stage one message of a sender reached. `n` is its sequence in AUD."""
+    """One stage one message of a sender reached. `n` is its sequence in AUD; 0 if AUD had no room."""
 
     n: int
     key: Key
@@ -118,29 +118,20 @@ class ReceiptStore:
             said = json.loads(record.payload)
             reader = record.subject.rpartition(".")[2]
             key = (said["of"]["sender"], said["of"]["id"], reader)
-            void = {"why": str(said.get("why", "")), "channel": said.get("channel")}
-            self.note(key, said["seq"], ReceiptStage(said["stage"]), moment(seconds_of(said["at"])), record.seq, **void)
+            stage, at = ReceiptStage(said["stage"]), moment(seconds_of(said["at"]))
+            void = str(said.get("why", "")), said.get("channel")
+            self.note(ReceiptNews(record.seq, key, said["seq"], stage, at, *void))
 
-    def note(
-        self,
-        key: Key,
-        seq: int,
-        stage: ReceiptStage,
-        at: str,
-        n: int | None = None,
-        *,
-        why: str = "",
-        channel: str | None = None,
-    ) -> None:
-        """`n`: where AUD has it; None if AUD had no room."""
-        life = self.lives.setdefault(key, Life(seq, why=why, channel=channel))
-        if stage not in life.stages:
-            life.why = life.why or why
-            self._spread(ReceiptNews(0, key, seq, stage, at, why, channel), n)
-        life.stages.setdefault(stage, at)
+    def note(self, said: ReceiptNews) -> None:
+        key = said.key
+        life = self.lives.setdefault(key, Life(said.seq, why=said.why, channel=said.channel))
+        if said.stage not in life.stages:
+            life.why = life.why or said.why
+            self._spread(said)
+        life.stages.setdefault(said.stage, said.at)
         self.lives.move_to_end(key)
-        if channel is None:
-            self.by_seq[seq] = key
+        if said.channel is None:
+            self.by_seq[said.seq] = key
         while len(self.lives) > KEPT:
             self.lives.popitem(last=False)
         while len(self.by_seq) > KEPT:
@@ -148,15 +139,15 @@ class ReceiptStore:
         for event in self._changed.get(key, ()):
             event.set()
 
-    def _spread(self, said: ReceiptNews, n: int | None) -> None:
-        self.newest = max(self.newest + 1, n or 0)
-        key = said.key
-        news = self._news.setdefault(key[0], deque(maxlen=NEWS_EACH))
+    def _spread(self, said: ReceiptNews) -> None:
+        self.newest = max(self.newest + 1, said.n)
+        sender = said.key[0]
+        news = self._news.setdefault(sender, deque(maxlen=NEWS_EACH))
         news.append(replace(said, n=self.newest))
-        self._news.move_to_end(key[0])
+        self._news.move_to_end(sender)
         while len(self._news) > NEWS_SENDERS:
             self._news.popitem(last=False)
-        for event in self._watching.get(key[0], ()):
+        for event in self._watching.get(sender, ()):
             event.set()
 
     def news_since(self, sender: str, n: int) -> list[ReceiptNews]:
@@ -181,20 +172,13 @@ class ReceiptStore:
         life = self.lives.get(told[0])
         return life is not None and told[2] in life.stages
 
-    async def tell_void(
-        self, sender: str, mid: str, seq: int, why: str, *, channel: str | None = None, target: str | None = None
+    async def tell_ended(
+        self, key: Key, seq: int, stage: ReceiptStage, why: str, *, channel: str | None = None
     ) -> None:
-        """Say to a sender that no reader shows a message of its own, to a channel or to a target."""
-        await self.ready()
-        key = (sender, mid, target or NOBODY)
-        if not self._knows((key, seq, ReceiptStage.VOID)):
-            await self._record(key, seq, ReceiptStage.VOID, now(), why=why, channel=channel)
-
-    async def tell_ended(self, key: Key, seq: int, stage: ReceiptStage, why: str) -> None:
-        """Say to a sender how the life of a message ended in another space, and why."""
+        """Say to a sender why no reader shows a message of its own, or how its life ended in another space."""
         await self.ready()
         if not self._knows((key, seq, stage)):
-            await self._record(key, seq, stage, now(), why=why)
+            await self._record(key, seq, stage, now(), why=why, channel=channel)
 
     async def _record(
         self, key: Key, seq: int, stage: ReceiptStage, at: str, *, why: str = "", channel: str | None = None
@@ -203,16 +187,15 @@ class ReceiptStore:
         body: dict[str, Any] = {"of": {"sender": sender, "id": mid}, "stage": stage, "seq": seq, "at": at}
         if why:
             body |= {"why": why, "channel": channel}
-        n: int | None
         try:
             subject = self.space.subjects.audit("receipt", reader)
             n = await self.space.js.publish(subject, json.dumps(body).encode())
         except ApiError as error:
             if not error.is_full:
                 raise
-            n = None
+            n = 0
             self.unrecorded += 1  # AUD is full: the sender is told while we live, and health counts it
-        self.note(key, seq, stage, at, n, why=why, channel=channel)
+        self.note(ReceiptNews(n, key, seq, stage, at, why, channel))
 
     # --- waiting ---
 

@@ -1,22 +1,44 @@
-"""Control requests: decoded strictly, held against the table of operations, answered always.
+"""Control requests: decoded strictly, held against the table of operations, worked on in their turn, answered always.
+
+    message -> admitted -> request -> its sender's line (`fair_queue.py`) -> a task -> its handler -> answer
 
 An unanswered request through a service import stays in the broker's memory, so whatever arrives with a reply gets
-one: junk, unknown services, wrong senders, failures of ours. This module turns bytes into a request and results or
-errors into an answer, and says which function handles which operation (`handles`); who works on it when is
-`dispatch.py`'s part. After `check_arguments` a handler meets no value of a kind it did not think of; which arguments
-are needed is the handler's to say.
+one: junk, unknown services, wrong senders, failures of ours. Which function handles which operation is what the parts
+say (`handles`); this module knows none of them. After `check_arguments` a handler meets no value of a kind it did not
+think of; which arguments are needed is the handler's to say.
+
+One slow request delays nobody, and beats of presence wait in no line. A request that only waits for something gives
+its place to one that works (`Dispatcher.idle`). A lost lease ends the steward.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
 
-from tidings.errors import MalformedMessage, TidingsError, UsageError
+from tidings.errors import (
+    ConflictError,
+    LeaseLost,
+    MalformedMessage,
+    OutcomeUnknown,
+    TidingsError,
+    TooLarge,
+    UsageError,
+)
+from tidings.nats.aio import Connection
+from tidings.nats.core import Msg
+from tidings.nats.errors import NatsError
+from tidings.server.lease import StewardLease
+from tidings.steward.context import Lifecycle
+from tidings.steward.fair_queue import BYTES, MOST_BYTES, MOST_REQUESTS, REQUESTS, Admission, FairQueue
 from tidings.wire import strict_json
 from tidings.wire.message import is_message_id
 from tidings.wire.operations import COUNT, COUNTS, FIELD, FLAG, MOST, NUMBER, OPERATIONS, ROWS, TEXTS, Kind
@@ -24,12 +46,18 @@ from tidings.wire.records import parse_time
 from tidings.wire.subjects import SERVICES, Control, Subjects
 
 MAX_REQUEST = 128 * 1024
+#: requests worked on at once, of one sender, and how many more of it may wait
+IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH = 64, 16, 1_000
+MAX_ANSWER = 1_000_000
+#: taken where they are read: they wait for nobody, and cost less than a task
+AT_ONCE = frozenset({("presence", "beat")})
 Answer = Mapping[str, Any]
 #: a request that only waits gives its place among those worked on to another
 Idle = Callable[[], AbstractAsyncContextManager[None]]
 
 #: RFC 3339 in UTC, as docs/wire.md has it; Python reads many more
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +107,7 @@ class ControlRequest:
 
 
 Handler = Callable[[ControlRequest], Awaitable[Answer]]
+T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Answer]])
 #: (service, do) -> the function that handles it, of every module that was loaded
 HANDLED: dict[tuple[str, str], str] = {}
@@ -140,6 +169,16 @@ def answer(result: Mapping[str, Any]) -> bytes:
     return json.dumps({"ok": True, **result}, separators=(",", ":")).encode()
 
 
+def fitting(rows: list[T], size: Callable[[T], int], most: int) -> list[T]:
+    """As many of these as fit into an answer of so many bytes, at least one."""
+    total = 0
+    for count, row in enumerate(rows):
+        total += size(row)
+        if total > most and count:
+            return rows[:count]
+    return rows
+
+
 def refusal(error: BaseException) -> bytes:
     """A refusal names its class of error; what was not foreseen is said without details of ours."""
     if isinstance(error, TidingsError):
@@ -187,3 +226,128 @@ def _is(kind: Kind, value: Any) -> bool:
         return all(type(item) is int and -MOST <= item <= MOST for item in value)
     items: list[Any] = value if kind in (TEXTS, ROWS) else []
     return all(isinstance(item, str if kind is TEXTS else dict) for item in items)
+
+
+TOO_MANY = refusal(
+    ConflictError(f"more than {REQUESTS:,} control requests or {BYTES / 1e6:.0f} MB a second: wait, then ask again")
+)
+FLOOD = f"more than {MOST_REQUESTS:,} control requests or {MOST_BYTES / 1e6:.0f} MB of them a second"
+#: whose request a task works on
+_asking: ContextVar[str] = ContextVar("asking")
+
+
+class PendingAnswer(NamedTuple):
+    """A request, and the connection on which it was heard: there it is answered."""
+
+    connection: Connection
+    message: Msg
+
+    async def reply(self, payload: bytes) -> None:
+        if not self.message.reply:
+            return
+        if len(payload) > MAX_ANSWER:  # the broker would close the connection over it
+            payload = refusal(TooLarge(f"the answer has {len(payload)} bytes, more than a message holds: ask for less"))
+        with suppress(NatsError, OSError):  # the broker is gone, and whoever asked hears of that
+            await self.connection.publish(self.message.reply, payload)
+
+
+@dataclass(eq=False)
+class Dispatcher:
+    """The requests of one space, under one steward."""
+
+    subjects: Subjects
+    lease: StewardLease
+    life: Lifecycle
+    #: hears whose credential must go, and why
+    bar: Callable[[str, str], None]
+
+    def __post_init__(self) -> None:
+        self.handlers: dict[tuple[str, str], Handler] = {}
+        self.counts = {"requests": 0, "refused": 0, "failed": 0, "not_admitted": 0}
+        self.admission = Admission()
+        self.queue: FairQueue[tuple[PendingAnswer, ControlRequest, Handler]] = FairQueue(
+            IN_FLIGHT, IN_FLIGHT_EACH, WAITING_EACH
+        )
+
+    def serve(self, *parts: object) -> None:
+        """Answer with the handlers these parts have. LookupError if the table declares an operation nobody handles."""
+        self.handlers = handlers_of(*parts)
+
+    def hear(self, connection: Connection, message: Msg) -> None:
+        """A request of an agent, where it is read: what is too much ends here."""
+        asked = PendingAnswer(connection, message)
+        sender = message.subject.rpartition(".")[2]
+        admitted = self.admission.judge(sender, len(message.data), time.monotonic())
+        if admitted == "yes":
+            self.life.spawn(self._take(asked))
+            return
+        self.counts["not_admitted"] += 1
+        if admitted == "later":
+            self.life.spawn(asked.reply(TOO_MANY))
+        else:
+            self.bar(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {FLOOD}")
+
+    async def take(self, connection: Connection, message: Msg) -> None:
+        """A request of an administrator, on whichever connection it is heard."""
+        await self._take(PendingAnswer(connection, message))
+
+    async def _take(self, asked: PendingAnswer) -> None:
+        """Junk is answered and beats are taken here; work gets a task."""
+        message = asked.message
+        self.counts["requests"] += 1
+        try:
+            request = parse_request(self.subjects, message.subject, message.data)
+            check_arguments(request)
+            handler = self.handlers[request.service, request.do]
+            if (request.service, request.do) in AT_ONCE:
+                await asked.reply(answer(await handler(request)))
+                return
+            if not self.queue.offer(request.sender, (asked, request, handler)):
+                raise ConflictError(
+                    f"{self.queue.waiting:,} requests of yours wait already: wait for their answers, then ask again"
+                )
+        except TidingsError as error:
+            self.counts["refused"] += 1
+            await asked.reply(refusal(error))
+            return
+        self._begin_work()
+
+    def _begin_work(self) -> None:
+        while (work := self.queue.take()) is not None:
+            self.life.spawn(self._work(*work))
+
+    @asynccontextmanager
+    async def idle(self) -> AsyncIterator[None]:
+        """A request that only waits gives its slot to one that works."""
+        sender = _asking.get()
+        self.queue.release(sender)
+        self._begin_work()
+        try:
+            yield
+        finally:
+            self.queue.reclaim(sender)
+
+    async def _work(self, asked: PendingAnswer, request: ControlRequest, handler: Handler) -> None:
+        _asking.set(request.sender)
+        try:
+            reply = await self._answer_of(request, handler)
+        finally:
+            self.queue.release(request.sender)
+            self._begin_work()
+        await asked.reply(reply)
+
+    async def _answer_of(self, request: ControlRequest, handler: Handler) -> bytes:
+        try:
+            if not self.lease.is_fresh:
+                await self.lease.prove()  # paused past a takeover, our table speaks of the past
+            return answer(await handler(request))
+        except LeaseLost as error:
+            self.life.fail(error)
+            return refusal(OutcomeUnknown(f"this steward was replaced ({error}): ask again with the same op"))
+        except TidingsError as error:
+            self.counts["refused"] += 1
+            return refusal(error)
+        except Exception as error:  # boundary: every request is answered, our own bugs included
+            self.counts["failed"] += 1
+            log.exception("%s %s failed", request.service, request.do)
+            return refusal(error)

@@ -66,24 +66,20 @@ def counted_parts(space: Space, floors: dict[str, int]) -> dict[str, int | None]
     return named | {name: seq for name, seq in floors.items() if name.startswith("link.")}
 
 
+@dataclass(eq=False)
 class Retention:
     """Executes retention for one log. The caller holds the lease; a stale caller can only remove what may go."""
 
-    def __init__(
-        self,
-        js: JetStream,
-        table: Table,
-        state: StateBucket,
-        link_floors: Callable[[], Awaitable[dict[str, int]]] | None = None,
-    ) -> None:
-        """`link_floors`: the first sequence that each link in force still needs, by `link.<link>`."""
-        self.js = js
-        self._link_floors = link_floors
+    js: JetStream
+    table: Table
+    state: StateBucket
+    #: the first sequence that each link in force still needs, by `link.<link>`
+    link_floors: Callable[[], Awaitable[dict[str, int]]] | None = None
+
+    def __post_init__(self) -> None:
         self.link_age, self.link_share = LINK_AGE, LINK_SHARE
-        self.table = table
-        self.state = state
-        self.stream = table.subjects.log_stream
-        self.filters = (f"{table.subjects.root}.chat.>", f"{table.subjects.root}.via.>")
+        s = self.table.subjects
+        self.stream, self.filters = s.log_stream, (f"{s.root}.chat.>", f"{s.root}.via.>")
         self.last: RetentionFloors | None = None
         #: records it took out of the log
         self.removed = 0
@@ -103,7 +99,7 @@ class Retention:
         reported = {name: await self._part_floor(name) for name in ("deliver", "archive")}
         floors = {name: seq for name, seq in reported.items() if seq is not None}
         limit = await self._limit(space, gate)
-        links = await self._bounded(await self._link_floors(), limit, space, gate) if self._link_floors else {}
+        links = await self._bounded(await self.link_floors(), limit, space, gate) if self.link_floors else {}
         return RetentionFloors(limit, counted_parts(space, floors | links))
 
     async def _bounded(self, links: dict[str, int], limit: int, space: Space, gate: GateState) -> dict[str, int]:
@@ -130,8 +126,7 @@ class Retention:
     async def _age_limit(self, keep_age: int) -> int:
         head = await self._head()  # read first: what arrives while we look is younger than any limit
         cutoff = datetime.now(UTC) - timedelta(seconds=keep_age)
-        first = [await self.js.first_after(self.stream, each, cutoff) for each in self.filters]
-        return min([head + 1, *(seq for seq in first if seq is not None)])
+        return min(head + 1, await self._first_since(cutoff) or head + 1)
 
     async def _size_limit(self, keep: int, gate: GateState) -> int:
         """How far to cut to come below `keep`: after the oldest messages that hold the excess.
@@ -161,9 +156,9 @@ class Retention:
     async def _head(self) -> int:
         return int((await self.js.info(self.stream))["state"]["last_seq"])
 
-    async def _oldest_message(self) -> int | None:
-        epoch = datetime.fromtimestamp(0, UTC)
-        first = [await self.js.first_after(self.stream, each, epoch) for each in self.filters]
+    async def _first_since(self, when: datetime) -> int | None:
+        """The first message that was stored from then on."""
+        first = [await self.js.first_after(self.stream, each, when) for each in self.filters]
         return min((seq for seq in first if seq is not None), default=None)
 
     async def _advance(self, floor: int, lease: int) -> int:
@@ -179,7 +174,7 @@ class Retention:
 
     async def _remove_messages(self, floor: int) -> int:
         """Purge in steps: publishers stall while a purge runs."""
-        oldest = await self._oldest_message()
+        oldest = await self._first_since(datetime.fromtimestamp(0, UTC))
         if oldest is None or oldest >= floor:
             return 0
         removed = 0

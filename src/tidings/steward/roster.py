@@ -53,27 +53,20 @@ class _Presence:
         return next((session.beat for session in self.sessions.values()), None)
 
 
+@dataclass(eq=False)
 class RosterTable:
     """Presence of every agent. `heard` times are monotonic, `seen` times are for people."""
 
-    def __init__(
-        self,
-        access: AccessOf,
-        ttl: float,
-        access_seq: SequenceOf = lambda _owner: 0,
-        moved: SequenceOf = lambda _owner: 0,
-        wanted: SequenceOf = lambda _owner: 0,
-        told: SequenceOf = lambda _owner: 0,
-        elsewhere: Callable[[str], Agent | None] = lambda _key: None,
-    ) -> None:
-        """`elsewhere`: rows of agents of linked spaces, who have no access record here."""
-        self.ttl = ttl
-        self._elsewhere = elsewhere
-        self._access = access
-        self._access_seq = access_seq
-        self._moved = moved
-        self._wanted = wanted
-        self._to_tell = told
+    access: AccessOf
+    ttl: float
+    access_seq: SequenceOf = lambda _owner: 0
+    moved: SequenceOf = lambda _owner: 0
+    wanted: SequenceOf = lambda _owner: 0
+    told: SequenceOf = lambda _owner: 0
+    #: rows of agents of linked spaces, who have no access record here
+    elsewhere: Callable[[str], Agent | None] = lambda _key: None
+
+    def __post_init__(self) -> None:
         self._presence: dict[str, _Presence] = {}
         self._told: dict[str, Agent] = {}
         #: ids of rows that a snapshot answered before a delta told them
@@ -188,9 +181,9 @@ class RosterTable:
 
     def row(self, owner: str) -> Agent | None:
         """The agent as others see it; None if it is not one, or no longer."""
-        access = self._access(owner)
+        access = self.access(owner)
         if access is None:
-            return self._elsewhere(owner)
+            return self.elsewhere(owner)
         if access.revoked:
             return None
         presence = self._presence.get(owner) or _Presence()
@@ -201,10 +194,10 @@ class RosterTable:
             roles=access.roles,
             last_seen=None if presence.last_seen is None else moment(presence.last_seen),
             session=presence.number,
-            access=self._access_seq(owner),
-            moved=self._moved(owner),
-            wanted=self._wanted(owner),
-            told=self._to_tell(owner),
+            access=self.access_seq(owner),
+            moved=self.moved(owner),
+            wanted=self.wanted(owner),
+            told=self.told(owner),
             attention_number=self._standing.get(owner),
         )
         if said is None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -39,26 +40,18 @@ MAX_BYTES = 512 * 1024
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class RosterService:
-    """The roster of one steward's term: beats in, deltas and snapshots out."""
+    space: SpaceContext
+    table: RosterTable
+    writer: RulingWriter
+    marks: Marks
+    store: StoreWatch
+    backstop: BackstopWatch
 
-    def __init__(
-        self,
-        space: SpaceContext,
-        table: RosterTable,
-        writer: RulingWriter,
-        marks: Marks,
-        store: StoreWatch,
-        backstop: BackstopWatch,
-    ) -> None:
-        self.space = space
-        self.table = table
-        self.writer = writer
-        self.marks = marks
-        self.store = store
-        self.backstop = backstop
-        self.attention = StandingAttention(space)
-        self.lease = writer.lease
+    def __post_init__(self) -> None:
+        self.attention = StandingAttention(self.space)
+        self.lease = self.writer.lease
         self.boot = self.lease.holder_id
         self.n = 0
         #: linked spaces whose agents nobody is told of now

@@ -34,19 +34,16 @@ from tidings.steward.admin_handlers import AdminHandlers
 from tidings.steward.admission_handlers import AdmissionHandlers
 from tidings.steward.agent_handlers import AgentHandlers
 from tidings.steward.backstop import BackstopWatch
-from tidings.steward.context import Lifecycle, SpaceContext
+from tidings.steward.context import Intervals, Lifecycle, SpaceContext
 from tidings.steward.dead_handlers import DeadHandlers
 from tidings.steward.dead_letters import DeadLetters
-from tidings.steward.dispatch import Dispatcher
 from tidings.steward.gate import LogGate
-from tidings.steward.health import HealthReport
+from tidings.steward.health import HealthReport, WriteProbe
 from tidings.steward.history import HistoryHandlers
-from tidings.steward.intervals import Intervals
 from tidings.steward.invitations import InvitationHandlers
-from tidings.steward.link_floors import LinkFloors
+from tidings.steward.link_floors import LinkFloors, LinkPushes
 from tidings.steward.link_handlers import LinkHandlers
 from tidings.steward.link_mail import LinkMail
-from tidings.steward.link_pushes import LinkPushes
 from tidings.steward.link_records import LinkRecords
 from tidings.steward.link_tasks import LinkTasks
 from tidings.steward.link_wakes import LinkWakes
@@ -55,6 +52,7 @@ from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
 from tidings.steward.quotas import FloodWatch
 from tidings.steward.receipts import ReceiptHandlers, ReceiptStore
+from tidings.steward.requests import Dispatcher
 from tidings.steward.retention import Retention, claim_floor, read_floor
 from tidings.steward.roster import RosterTable
 from tidings.steward.roster_service import RosterService
@@ -67,7 +65,6 @@ from tidings.steward.tasks import TaskQueues
 from tidings.steward.trace import TraceHandlers
 from tidings.steward.unread import UnreadMail
 from tidings.steward.voids import VoidWatch
-from tidings.steward.write_probe import WriteProbe
 from tidings.steward.writer import RulingWriter
 from tidings.util.private_files import read_private
 from tidings.util.task_ends import end_tasks

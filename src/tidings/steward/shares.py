@@ -30,7 +30,6 @@ from tidings.steward.quotas import FloodWatch
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.retention import stored_size
 from tidings.steward.store_watch import StoreWatch
-from tidings.steward.task_store import MSG_ID
 from tidings.wire.records import values_of
 from tidings.wire.states import ReceiptStage
 from tidings.wire.subjects import Direct, Task
@@ -71,7 +70,7 @@ def too_long(record: StoredRecord) -> str | None:
     """What of a record is longer than any program of ours makes it, in words."""
     if len(record.subject) > LONGEST_SUBJECT:
         return f"a subject of {len(record.subject):,} bytes, where {LONGEST_SUBJECT} are the most"
-    ids = values_of(record.own_fields() or (), MSG_ID)
+    ids = values_of(record.own_fields() or (), "Nats-Msg-Id")
     longest = max(map(len, ids), default=0)
     if longest > LONGEST_ID or (not ids and len(record.own_block) > 8 * 1024):
         longest = longest or len(record.own_block)
@@ -105,22 +104,17 @@ class _Sum:
     done: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(eq=False)
 class Shares:
-    def __init__(
-        self,
-        space: SpaceContext,
-        floods: FloodWatch,
-        receipts: ReceiptStore,
-        store: StoreWatch,
-        has_ended: Callable[[StoredRecord], bool] = lambda _record: False,
-    ) -> None:
-        """`has_ended`: is the task of a record over? Of what goes to another space the broker does not know it."""
-        self._has_ended = has_ended
-        self.space = space
-        self.floods = floods
-        self.receipts = receipts
-        self.store = store
-        s = space.subjects
+    space: SpaceContext
+    floods: FloodWatch
+    receipts: ReceiptStore
+    store: StoreWatch
+    #: is the task of a record over? Of what goes to another space the broker does not know it
+    has_ended: Callable[[StoredRecord], bool] = lambda _record: False
+
+    def __post_init__(self) -> None:
+        s = self.space.subjects
         self._fills = {s.log_stream: _Fill(), s.direct_stream: _Fill(), s.task_stream: _Fill()}
         #: records removed because their sender held more than its share
         self.removed = 0
@@ -142,15 +136,14 @@ class Shares:
 
     async def _look_at_new(self, stream: str, first: int, last: int) -> None:
         start = random.randint(first, max(first, last - SAMPLED + 1))
-        for record in await self._page(stream, f"{self.space.subjects.root}.>", start, last):
+        everything = f"{self.space.subjects.root}.>"
+        reading = self.space.js.read(stream, everything, start, last, page=SAMPLED, max_bytes=SAMPLED_BYTES)
+        page: list[StoredRecord] = await anext(reading, [])
+        for record in page:
             what = too_long(record)
             sender = self.floods.sender_of(record.subject) if what else None
             if what and sender:
                 self.floods.bar(sender, f"since {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {what}")
-
-    async def _page(self, stream: str, subject_filter: str, start: int, last: int) -> list[StoredRecord]:
-        reading = self.space.js.read(stream, subject_filter, start, last, page=SAMPLED, max_bytes=SAMPLED_BYTES)
-        return await anext(reading, [])
 
     async def _name_largest(self, stream: str, fill: _Fill, first: int) -> None:
         """Whose a log is that fills up, by a sample: for whoever has to decide about it."""
@@ -209,7 +202,7 @@ class Shares:
             for record in page:
                 if record.subject not in floors:
                     floors[record.subject] = await self._done_through(stream, kind, record.subject)
-                if record.seq <= floors[record.subject] or self._has_ended(record):
+                if record.seq <= floors[record.subject] or self.has_ended(record):
                     found.done[record.subject] += 1
                     continue
                 found.size += stored_size(record)

@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 
 class SideStreams:
-    """Keeps AUD and DEAD bounded. What goes is counted, and a stream that is held full by the archive is said."""
-
     def __init__(self, space: SpaceContext, letters: DeadLetters, holds: TaskHolds, store: StoreWatch) -> None:
         self.space = space
         self.letters = letters

@@ -152,7 +152,7 @@ class _Judge:
     """What is wrong with a record, in words, or why the message in it is void; None if it verifies."""
 
     def __init__(self, info: SpaceInfo, floor: int) -> None:
-        self.subjects, self.space_id = info.subjects, info.id
+        self.subjects = info.subjects
         self.table = Table(info.subjects, info.id, info.steward_key, floor=floor)
         self.kinds = tuple(f"{info.subjects.root}.{kind}" for kind in RULING_KINDS)
 
@@ -162,7 +162,7 @@ class _Judge:
             return f"ruling is void: {verdict}" if verdict.is_void else None
         match self.subjects.parse(record.subject):
             case Chat() | Via() | Direct() | Task():
-                return void_of(self.subjects, self.space_id, self.table, record)
+                return void_of(self.table, record)
             case Delivery():
                 return _frame(record)
         if record.subject.startswith(self.subjects.audit("receipt")):

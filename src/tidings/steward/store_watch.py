@@ -101,17 +101,14 @@ class StoreWatch:
     # --- looking ---
 
     async def start(self) -> None:
-        await self._look(counted=self.file.clean)
-
-    async def run(self) -> None:
-        await self._look(counted=False)
+        await self.run(counted=self.file.clean)
 
     async def stop(self) -> None:
         """The last look of a steward that stops in order: from here on nobody removes anything."""
         await self.lease.prove()
         await self._remember(clean=True)
 
-    async def _look(self, *, counted: bool) -> None:
+    async def run(self, *, counted: bool = False) -> None:
         found = [each for stream in self.streams for each in await self._damages(stream, counted=counted)]
         await self._note(found)
         await self._remember(clean=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from tidings.errors import BadSignature, ConflictError, DeniedError, MalformedMessage, UsageError
@@ -28,16 +29,14 @@ from tidings.wire.signing import verifies
 from tidings.wire.states import TaskCause, TaskStatus
 
 
+@dataclass(frozen=True, slots=True)
 class TaskHandlers:
-    def __init__(
-        self, space: SpaceContext, tasks: TaskQueues, roster: RosterTable, started: float, people: LinkedPeople
-    ) -> None:
-        """`started`: since when the steward listens."""
-        self.space = space
-        self.tasks = tasks
-        self.roster = roster
-        self.people = people
-        self._started = started
+    space: SpaceContext
+    tasks: TaskQueues
+    roster: RosterTable
+    #: since when the steward listens
+    started: float
+    people: LinkedPeople
 
     @handles("task", "claim")
     async def claim(self, request: ControlRequest) -> Answer:
@@ -133,7 +132,7 @@ class TaskHandlers:
         holders = [owner for owner in self.space.table.owners() if self.space.holds_role(owner, role)]
         rows = [row for owner in holders if (row := self.roster.row(owner)) is not None]
         online = sum(row.status != "offline" for row in rows)
-        knows = online > 0 or time.time() - self._started > self.space.intervals.presence
+        knows = online > 0 or time.time() - self.started > self.space.intervals.presence
         seen = max((row.last_seen for row in rows if row.last_seen is not None), default=None)
         return {"holders": len(rows), "online": online if knows else None, "last_seen": seen}
 

@@ -20,7 +20,7 @@ import msgspec
 
 from tidings.errors import LeaseLost, TidingsError
 from tidings.model.task_rules import TaskState, give, is_overdue
-from tidings.nats.acks import handed_out
+from tidings.nats.acks import handed_out, parse_delivery
 from tidings.nats.client import status_of
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import StoredRecord
@@ -118,9 +118,10 @@ class TaskIntake:
                 count, over = 0, None
                 while count < batch:
                     message = await subscription.next(PULL_SECONDS + 1)
-                    if message.reply.startswith("$JS.ACK."):  # whatever its headers say, that is a message
+                    if (came := parse_delivery(message.reply)) is not None:  # a message, whatever its headers say
                         count += 1
-                        await self._take_message(message)
+                        record = StoredRecord(came.seq, came.time_ns, message.subject, message.block, message.data)
+                        await self.take_in(record, came.reply)
                         taken()
                     elif over is None and (over := status_of(message)) is not None:
                         batch = min(batch, handed_out(over, batch))
@@ -129,11 +130,6 @@ class TaskIntake:
                 await subscription.unsubscribe()
         except (TimeoutError, NatsError, OSError):
             return False
-
-    async def _take_message(self, message: Any) -> None:
-        seq, time_ns = place_of(message.reply)
-        record = StoredRecord(seq, time_ns, message.subject, message.block, message.data)
-        await self.take_in(record, str(message.reply))
 
     # --- from a record to a task ---
 
@@ -178,13 +174,6 @@ class TaskIntake:
         if fresh is not None and fresh.time_ns == task.time_ns and not task.revived_from:
             return fresh
         return await self.holds.records.task_record(task)
-
-
-def place_of(ack: str) -> tuple[int, int]:
-    """Sequence and time of the record an acknowledgement address speaks of, in both of its forms."""
-    tokens = ack.split(".")
-    start = 5 if len(tokens) == 9 else 7
-    return int(tokens[start]), int(tokens[start + 2])
 
 
 @dataclass(eq=False)

@@ -11,10 +11,9 @@ once, and only which may be there. One search at a time, and few may wait for it
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-
-import msgspec
 
 from tidings.errors import UsageError
 from tidings.model.task_rules import EndedTask, TaskState
@@ -24,7 +23,7 @@ from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.tasks import TaskQueues
-from tidings.steward.voids import Void, claimed_id, void_of
+from tidings.steward.voids import Void, claimed_id, payload_id, void_of
 from tidings.wire.message import id_time_ms, is_message_id
 from tidings.wire.names import check_agent_id, check_channel, check_role_address, is_agent_id
 from tidings.wire.records import moment, record_time, seconds_of
@@ -125,7 +124,7 @@ class TraceHandlers:
         return found
 
     def _line(self, record: StoredRecord, caller: str, mid: str) -> dict[str, Any] | None:
-        void = void_of(self.space.subjects, self.space.info.id, self.space.table, record)
+        void = void_of(self.space.table, record)
         if void is not None:
             return self._void_line(record, caller, mid, void)
         opened = self.space.received(record)
@@ -134,33 +133,23 @@ class TraceHandlers:
         is_own = caller == opened.sender or (opened.kind == "task" and opened.sender in self.space.predecessors(caller))
         if not is_own and not (opened.kind == "dm" and caller == opened.destination):
             return None
-        return {
-            "seq": record.seq,
-            "time": record_time(record.time_ns),
-            "kind": opened.kind,
-            "sender": opened.sender,
-            "to": opened.destination,
-            **({"origin": opened.origin, "link": opened.link} if opened.origin else {}),
-        }
+        more = {"origin": opened.origin, "link": opened.link} if opened.origin else {}
+        return {**_stored(record, opened.kind, opened.sender, opened.destination), **more}
 
     def _void_line(self, record: StoredRecord, caller: str, mid: str, void: Void) -> dict[str, Any] | None:
         """A record of the caller's own that does not count, and why."""
-        parsed = self.space.subjects.parse(record.subject)
-        if not isinstance(parsed, Chat | Direct | Task) or parsed.sender != caller or claimed_id(record) != mid:
+        match self.space.subjects.parse(record.subject):
+            case Chat(sender, channel):
+                kind, to = "chat", channel
+            case Direct(_, target, sender):
+                kind, to = "dm", target
+            case Task(role, sender):
+                kind, to = "task", role
+            case _:
+                return None
+        if sender != caller or claimed_id(record) != mid:
             return None
-        kind, to = {
-            Chat: ("chat", getattr(parsed, "channel", "")),
-            Direct: ("dm", getattr(parsed, "target", "")),
-            Task: ("task", getattr(parsed, "role", "")),
-        }[type(parsed)]
-        return {
-            "seq": record.seq,
-            "time": record_time(record.time_ns),
-            "kind": kind,
-            "sender": caller,
-            "to": to,
-            "void": void.detail,
-        }
+        return {**_stored(record, kind, caller, to), "void": void.detail}
 
     # --- is it stored? ---
 
@@ -176,8 +165,15 @@ class TraceHandlers:
                 here = stored is not None and stored.subject == subject and self._is(stored, mid)
                 return {"seq": known, "state": "stored" if here else "gone", "next": None}
             start = after + 1 if after else await self._first_since(stream, subject, _since(request, mid))
-            found, last = await self._search(stream, subject, start, mid)
-        return {"seq": found, "state": "stored" if found else "unknown", "next": last}
+            found: list[int] = []
+
+            def take(record: StoredRecord) -> bool:
+                if mid.encode() in record.payload and self._is(record, mid):
+                    found.append(record.seq)
+                return bool(found)
+
+            last = await self._search(stream, subject, start, take)
+        return {"seq": found[0] if found else None, "state": "stored" if found else "unknown", "next": last}
 
     @handles("trace", "which")
     async def which(self, request: ControlRequest) -> Answer:
@@ -189,10 +185,16 @@ class TraceHandlers:
         ids, after = _ids(request), request.optional("after", int) or 0
         stream, subject = self._place(request)
         async with self.searches.turn(request.sender):
-            known = set() if after else {mid for mid in ids if await self._remembered(request, mid)}
+            found = set() if after else {mid for mid in ids if await self._remembered(request, mid)}
             start = after + 1 if after else await self._first_since(stream, subject, _since(request, min(ids)))
-            found, last = await self._gather(stream, subject, start, frozenset(ids))
-        return {"found": sorted(known | found), "next": last}
+            wanted = frozenset(ids)
+
+            def take(record: StoredRecord) -> bool:
+                found.update(wanted & {payload_id(record)})
+                return False
+
+            last = await self._search(stream, subject, start, take)
+        return {"found": sorted(found), "next": last}
 
     def _place(self, request: ControlRequest) -> tuple[str, str]:
         """The stream and the subject of the caller's own messages of that kind to that destination."""
@@ -222,41 +224,32 @@ class TraceHandlers:
             return 1
         return await self.space.js.first_after(stream, subject, datetime.fromtimestamp(max(0.0, since), UTC))
 
-    async def _search(self, stream: str, subject: str, start: int | None, mid: str) -> tuple[int | None, int | None]:
-        """The first record from `start` that is the message, and the last one looked at if there may be more."""
+    async def _search(
+        self, stream: str, subject: str, start: int | None, take: Callable[[StoredRecord], bool]
+    ) -> int | None:
+        """Give the records from `start` on to `take`, until it says that it needs no more. Answers the last one looked
+        at if there may be more."""
         if start is None:
-            return None, None
+            return None
         end = await self.space.head(stream)
         records = size = 0
         async for page in self.space.js.read(stream, subject, start, end, page=PAGE, max_bytes=MOST_BYTES):
             for record in page:
-                if mid.encode() in record.payload and self._is(record, mid):
-                    return record.seq, record.seq
+                if take(record):
+                    return record.seq
             records, size = records + len(page), size + sum(len(record.payload) for record in page)
             if records >= MOST_RECORDS or size >= MOST_BYTES:
-                return None, page[-1].seq
-        return None, None
-
-    async def _gather(
-        self, stream: str, subject: str, start: int | None, ids: frozenset[str]
-    ) -> tuple[set[str], int | None]:
-        """Those of the ids that records from `start` claim, and the last one looked at if there may be more."""
-        found: set[str] = set()
-        if start is None:
-            return found, None
-        end = await self.space.head(stream)
-        records = size = 0
-        async for page in self.space.js.read(stream, subject, start, end, page=PAGE, max_bytes=MOST_BYTES):
-            found |= ids & {_claimed_id(record) for record in page}
-            records, size = records + len(page), size + sum(len(record.payload) for record in page)
-            if records >= MOST_RECORDS or size >= MOST_BYTES:
-                return found, page[-1].seq
-        return found, None
+                return page[-1].seq
+        return None
 
     def _is(self, record: StoredRecord, mid: str) -> bool:
         """A record that readers refuse is not the message, whatever id it has."""
         opened = self.space.received(record)
         return opened is not None and opened.message.id == mid
+
+
+def _stored(record: StoredRecord, kind: str, sender: str, to: str) -> dict[str, Any]:
+    return {"seq": record.seq, "time": record_time(record.time_ns), "kind": kind, "sender": sender, "to": to}
 
 
 def _task_life(found: TaskState | EndedTask | str, line: dict[str, Any]) -> dict[str, Any]:
@@ -314,17 +307,3 @@ def _since(request: ControlRequest, mid: str) -> float | None:
         return None
     told = request.time_ns("since")
     return min(told / 1e9 if told is not None else (id_time_ms(mid) or 0) / 1000, time.time()) - AHEAD
-
-
-class _Named(msgspec.Struct):
-    id: str
-
-
-_NAMED = msgspec.json.Decoder(_Named)
-
-
-def _claimed_id(record: StoredRecord) -> str:
-    try:
-        return _NAMED.decode(record.payload).id
-    except ValueError:  # no message: readers refuse it
-        return ""

@@ -20,13 +20,14 @@ import msgspec
 from tidings.errors import ConflictError, WireError
 from tidings.model.projection import Table
 from tidings.nats.jetstream import StoredRecord
-from tidings.steward.context import SpaceContext
-from tidings.steward.receipts import ReceiptStore
+from tidings.steward.context import SpaceContext, open_stored
+from tidings.steward.receipts import NOBODY, ReceiptStore
 from tidings.steward.writer import RulingWriter
-from tidings.wire.envelope import RULED_OUT, Refused, open_record
+from tidings.wire.envelope import RULED_OUT, Refused
 from tidings.wire.message import is_message_id
 from tidings.wire.records import Headers, values_of
-from tidings.wire.subjects import Chat, Direct, StateKey, Subjects
+from tidings.wire.states import ReceiptStage
+from tidings.wire.subjects import Chat, Direct, StateKey
 
 KEY = StateKey.VOIDS
 #: what one round looks at, of each stream
@@ -110,7 +111,7 @@ class VoidWatch:
         records = size = 0
         async for page in self.space.js.read(stream, subject_filter, start, head, page=PAGE, max_bytes=MOST_BYTES):
             for record in page:
-                cause = void_of(self.space.subjects, self.space.info.id, self.space.table, record)
+                cause = void_of(self.space.table, record)
                 if cause is not None:
                     void.append((record, cause))
             records, size = records + len(page), size + sum(len(record.payload) for record in page)
@@ -127,44 +128,35 @@ class VoidWatch:
             told[parsed.sender] += 1
             if told[parsed.sender] > MOST_TOLD:
                 continue
-            channel = parsed.channel if isinstance(parsed, Chat) else None
-            target = parsed.target if isinstance(parsed, Direct) else None
-            await self.receipts.tell_void(
-                parsed.sender, claimed_id(record), record.seq, cause.detail, channel=channel, target=target
-            )
+            channel, target = (parsed.channel, NOBODY) if isinstance(parsed, Chat) else (None, parsed.target)
+            key = (parsed.sender, claimed_id(record), target)
+            await self.receipts.tell_ended(key, record.seq, ReceiptStage.VOID, cause.detail, channel=channel)
         for sender, count in told.items():
             log.warning("%d messages of %s are void: they are owed to nobody", count, sender)
 
 
-def void_of(subjects: Subjects, space_id: str, table: Table, record: StoredRecord) -> Void | None:
+def void_of(table: Table, record: StoredRecord) -> Void | None:
     """Why a message does not count; None if it does."""
-    return refusal_of(subjects, space_id, table, record) or _ruled_out(subjects, table, record)
-
-
-def _ruled_out(subjects: Subjects, table: Table, record: StoredRecord) -> RuledOut | None:
-    parsed = subjects.parse(record.subject)
+    if isinstance(opened := open_stored(table, record), Refused):
+        return opened
+    parsed = table.subjects.parse(record.subject)
     if not isinstance(parsed, Chat) or record.seq < table.floor:  # below it nobody knows any more
         return None
     refusal = table.post_refusal(parsed.sender, parsed.channel, record.seq)
     return RuledOut(f"{RULED_OUT}: {refusal}") if refusal else None
 
 
-def refusal_of(subjects: Subjects, space_id: str, table: Table, record: StoredRecord) -> Refused | None:
-    """Why no reader shows a record; None if readers do."""
-    fields = record.own_fields()
-    if fields is None:
-        return Refused("header", "its headers are not well formed")
-    admits = table.rules.admits_at(record.seq, record.time_ns)
-    opened = open_record(subjects, space_id, record.subject, fields, record.payload, admits)
-    return opened if isinstance(opened, Refused) else None
+def payload_id(record: StoredRecord) -> str:
+    """The id that its payload claims; empty if that is no message: readers refuse it."""
+    with suppress(ValueError):
+        return _ID_ONLY.decode(record.payload).id
+    return ""
 
 
 def claimed_id(record: StoredRecord) -> str:
     """The id its sender knows it by: in its payload, else in its header, else its place."""
-    with suppress(ValueError):
-        claimed = _ID_ONLY.decode(record.payload).id
-        if is_message_id(claimed):
-            return claimed
+    if is_message_id(claimed := payload_id(record)):
+        return claimed
     with suppress(WireError):
         for value in values_of(Headers.parse(record.own_block).fields if record.own_block else (), "Nats-Msg-Id"):
             return value[:64]

@@ -30,7 +30,7 @@ from tidings.admin.home import SpaceHome
 from tidings.errors import NameTaken, TidingsError
 from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.server.keyring import Keyring
-from tidings.steward.intervals import Intervals
+from tidings.steward.context import Intervals
 from tidings.util.private_files import locked
 from tidings.wire.names import check_agent_id
 

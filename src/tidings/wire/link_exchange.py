@@ -199,8 +199,8 @@ class MailPage(msgspec.Struct, frozen=True, kw_only=True):
     people: _Text
     through: _Seq
     more: bool
-    #: not above what was asked for; None: a space that knows nothing of marks goes on from what was asked for
-    after: _Seq | None = None
+    #: not above what was asked for
+    after: _Seq
     mark: _Text = ""
     #: another record is at a sequence that the asker remembers
     set_back: bool = False

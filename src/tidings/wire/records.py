@@ -266,6 +266,10 @@ class StoredRecord:
         except WireError:
             return None
 
+    @property
+    def mark(self) -> str:
+        return record_mark(self.time_ns, self.subject, self.payload)
+
 
 @dataclass(frozen=True, slots=True)
 class Missing:

@@ -112,7 +112,7 @@ class Pages:
         self.asked: list[tuple[int, int]] = []
         self.under_way = 0
         self.source = source_that_hears(b"", monkeypatch)
-        monkeypatch.setattr(self.source, "_ask", self._answer)
+        monkeypatch.setattr(self.source, "ask", self._answer)
 
     async def _answer(self, _do: str, after: int, handled: int, **_others: Any) -> dict[str, Any]:
         self.asked.append((after, handled))

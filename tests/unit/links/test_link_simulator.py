@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -179,7 +180,7 @@ def the_index_is_not_caught_up(patch: Patch) -> None:
 
 
 def message_ids_differ_from_worker_to_worker(patch: Patch) -> None:
-    patch.setattr(importing, "message_id", lambda _secret, name, attempt: f"{id(name)}{attempt}")
+    patch.setattr(link_store, "message_id", lambda *_name: uuid4().hex)
 
 
 def a_message_id_that_was_burnt_counts_as_there(patch: Patch) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tidings.errors import ConflictError, OutcomeUnknown, TidingsError
-from tidings.links import mail_store, mail_sync
+from tidings.links import directory, mail_store, mail_sync
 from tidings.links.link_store import BookedLink
 from tidings.links.mail_sync import MailRound
 from tidings.links.schema import SCHEMA
@@ -46,8 +46,6 @@ class Peer:
         self.told: list[tuple[str, str]] = []
         self.failing: dict[str, TidingsError] = {}
         self.asked = 0
-        #: a space of before there were marks
-        self.is_old = False
 
     def post(self, *letters: LinkedMail) -> None:
         for each in letters:
@@ -70,7 +68,6 @@ class Peer:
         marks = {each.seq: mark_of(each) for each in self.mail}
         set_back = False
         if said.get("marks"):
-            assert not self.is_old, "it does not know what that is"
             assert said["epoch"] == "e"
             after = next((seq for seq, mark in said["marks"] if marks.get(seq) == mark), 0)
             set_back = any(marks.get(seq, mark) != mark or seq > head for seq, mark in said["marks"])
@@ -78,8 +75,6 @@ class Peer:
         through = page[-1].seq if len(page) == MAIL_PER_PAGE else head
         rows = [msgspec.to_builtins(each) for each in page]
         answer = {"mail": rows, "epoch": "e", "people": "p", "through": through, "more": through < head}
-        if self.is_old:
-            return answer
         rows[:] = [{**row, "mark": marks[row["seq"]]} for row in rows]
         more = {"mark": marks.get(through, ""), "set_back": set_back, "broker": self.broker}
         return {**answer, "after": after, **more}
@@ -197,7 +192,7 @@ async def test_receipts_of_what_is_not_written_down_wait_until_the_mail_was_look
     if lost == "the mail here":
         scene.local.epoch = "another"
     elif lost == "the ledger of a worker":
-        scene.database.write_blocking(lambda c: mail_store.forget(c, scene.round.place))
+        scene.database.write_blocking(lambda c: directory.forget(c, scene.round.place))
     scene.start()
     scene.peer.failing = {"mail": ConflictError("not now")}
     await scene.fails()
@@ -243,11 +238,7 @@ async def test_however_much_waits_what_others_wrote_behind_it_is_come_to(
     assert (scene.local.lying, scene.state().through) == ([(ADA.id, last.id)], 0)
 
 
-@pytest.mark.parametrize("is_old", [True, False])
-async def test_mail_that_was_set_back_in_the_same_epoch_is_looked_at_from_the_beginning(
-    scene: Scene, is_old: bool
-) -> None:
-    scene.peer.is_old = is_old
+async def test_mail_that_was_set_back_in_the_same_epoch_is_looked_at_from_the_beginning(scene: Scene) -> None:
     kept, refused = letter("kept"), letter("refused")
     scene.peer.post(kept, refused, letter("lost"), letter("lost too"))
     scene.local.never = {refused.id}

@@ -842,7 +842,9 @@ async def test_stopping_leaves_the_ledger_whole_in_time_or_not(paired: Paired, t
             grant = Grant("lAB", HERE, pair.world.shares(PEER, HERE))
             return pair.peer.page(grant, token, limit, 100)
 
-    running = RunningDirection(Direction(wanted, BookedLink(database, row), There(), Here(), LoopClock(), limit=8))  # type: ignore[arg-type]
+    running = RunningDirection(
+        Direction(wanted, BookedLink(database, row), There(), Here(), LoopClock(), verify=links.verify, limit=8)  # type: ignore[arg-type]
+    )
     running.start()
     await asyncio.wait_for(slow.wait(), 10)
     assert await running.stop(0.05) is False
@@ -852,7 +854,9 @@ async def test_stopping_leaves_the_ledger_whole_in_time_or_not(paired: Paired, t
     counted = await database.read(lambda c: link_store.counts(c, row))
     assert counted == {"admitted": 8}
     Here.admit = _takes_all(pair)  # type: ignore[method-assign,assignment]
-    running = RunningDirection(Direction(wanted, BookedLink(database, row), There(), Here(), LoopClock(), limit=8))  # type: ignore[arg-type]
+    running = RunningDirection(
+        Direction(wanted, BookedLink(database, row), There(), Here(), LoopClock(), verify=links.verify, limit=8)  # type: ignore[arg-type]
+    )
     running.start()
     async with asyncio.timeout(10):
         while pair.here.head < 30 or (await database.read(lambda c: link_store.find(c, row))).handled.seq < 30:  # type: ignore[union-attr]

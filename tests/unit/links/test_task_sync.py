@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tidings.links import task_store, task_sync
+from tidings.links import task_sync
 from tools import linked_tasks
 from tools.linked_tasks import TaskWorld
 
@@ -14,7 +14,7 @@ Patch = pytest.MonkeyPatch
 
 def live(seed: int, monkeypatch: Patch) -> TaskWorld:
     world = TaskWorld(seed)
-    monkeypatch.setattr(task_sync, "_now", lambda: int(world.now * 1000))
+    monkeypatch.setattr(task_sync, "milliseconds", lambda: int(world.now * 1000))
     try:
         world.live()
     except AssertionError as error:
@@ -49,7 +49,7 @@ def test_the_lives_hold_what_they_are_meant_to(monkeypatch: Patch) -> None:
 
 async def test_a_task_that_one_page_holds_several_times_is_queued_once_as_a_minute_ends(monkeypatch: Patch) -> None:
     minutes = itertools.count(1)
-    monkeypatch.setattr(task_sync, "_now", lambda: next(minutes) * 60_000)
+    monkeypatch.setattr(task_sync, "milliseconds", lambda: next(minutes) * 60_000)
     world = TaskWorld(0)
     world.faulty, world.refused = False, set()
     queued: list[str] = []
@@ -73,7 +73,7 @@ def _never_told(monkeypatch: Patch) -> None:
 
 
 def _forgotten_at_once(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(task_store, "find", lambda *_arguments: {})
+    monkeypatch.setattr(task_sync, "find_tasks", lambda *_arguments: {})
     monkeypatch.setattr(linked_tasks.WorkersSpace, "_verdict", lambda *_arguments: "take")
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from tidings.links.running_link import ThreadedVerify, VerifiedAhead
 from tidings.links.validation import verified
-from tidings.links.verifying import ThreadedVerify, VerifiedAhead
 from tidings.wire import signing
 from tidings.wire.links import LinkedRecord
 from tidings.wire.signing import ACCOUNT, KeyPair

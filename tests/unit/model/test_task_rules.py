@@ -18,7 +18,6 @@ from tidings.model.task_rules import (
     is_silent,
     take_back,
 )
-from tidings.steward.task_queue import place_of
 from tidings.wire.message import ExtensionPart, Sender, compose
 
 WORKERS = ("bob", "cat", "dan")
@@ -186,8 +185,3 @@ def test_the_memory_of_settled_tasks_is_bounded() -> None:
         book.end(ended(task(seq + 1), "done", seq))
     assert len(book.outcomes) == len(book._by_id) == OUTCOMES_KEPT
     assert book.find("ada", "id-1") is None
-
-
-def test_both_forms_of_an_acknowledgement_address_are_read() -> None:
-    assert place_of("$JS.ACK.TASK_main.task_r.1.42.7.123456.0") == (42, 123456)
-    assert place_of("$JS.ACK._.HASH.TASK_main.task_r.1.42.7.123456.0.rnd") == (42, 123456)

@@ -8,9 +8,8 @@ from typing import Any, cast
 
 from tidings.nats.errors import NO_CONSUMER, ApiError
 from tidings.nats.jetstream import StoredRecord
-from tidings.steward.context import SpaceContext
+from tidings.steward.context import Intervals, SpaceContext
 from tidings.steward.damage import Removed
-from tidings.steward.intervals import Intervals
 from tidings.steward.receipts import ReceiptStore
 from tidings.steward.retention import stored_size
 from tidings.steward.shares import LARGEST_RECORD, Shares, suspects

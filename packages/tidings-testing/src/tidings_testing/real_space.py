@@ -31,7 +31,7 @@ from tidings.nats.jetstream import JetStream
 from tidings.rpc.control import ControlClient
 from tidings.server.keyring import Keyring
 from tidings.server.nats_server import Broker
-from tidings.steward.intervals import Intervals
+from tidings.steward.context import Intervals
 from tidings.steward.service import Steward
 from tidings.wire import signing
 from tidings.wire.signing import KeyPair

@@ -8,7 +8,6 @@ import hmac
 from msgspec.structs import replace
 
 from tidings.links import link_store as books
-from tidings.links.importing import message_id
 from tidings.links.ports import OriginIdentity
 from tidings.wire import message as wire_message
 from tidings.wire.links import LinkedRecord
@@ -103,7 +102,7 @@ async def ids_burnt(stage: LinkStage) -> ProbeOutcome:
     once, always = stage.expect(stage.peer.say(stage.text())), stage.peer.say("burnt three times")
     for record, attempts in ((once, 1), (always, 3)):
         name = OriginIdentity(record.origin, record.sender, wire_message.decode(record.payload).id)
-        await _burn(stage, [message_id(secret, name, attempt) for attempt in range(attempts)])
+        await _burn(stage, [books.message_id(secret, *name, str(attempt)) for attempt in range(attempts)])
     placed = stage.peer.put(once, always)
     await stage.handled(placed[-1].seq)
     await stage.arrives(placed[0])

@@ -25,9 +25,8 @@ from tidings.errors import WireError
 from tidings.links import link_store as books
 from tidings.links.events import LinkEvent, RepairFailed
 from tidings.links.ports import Prepare
-from tidings.links.running_link import CarriedLink
+from tidings.links.running_link import CarriedLink, NatsSpaces, SharedLog
 from tidings.links.source import PeerSource
-from tidings.links.spaces import NatsSpaces, SharedLog
 from tidings.links.worker import LinkWorker
 from tidings.nats import jwt
 from tidings.server.keyring import Keyring
