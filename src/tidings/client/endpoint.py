@@ -27,7 +27,7 @@ from tidings.client.directory import NameDirectory, check_takes_mail, speaking_a
 from tidings.client.frame_mailbox import FrameMailbox
 from tidings.client.incoming import DirectRef, Events, Inbox, Incoming, Past
 from tidings.client.intake import Intake
-from tidings.client.interface import AgentInterface, Agents, Left, Receipt
+from tidings.client.interface import AgentInterface, Agents, Draft, Left, Receipt
 from tidings.client.links import LinkTable
 from tidings.client.membership import Joined
 from tidings.client.presence import Presence
@@ -50,8 +50,7 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.util.task_ends import end_tasks
-from tidings.wire import message as wire
-from tidings.wire.message import Mention, Message, Part, Sender, check_list, check_said
+from tidings.wire.message import Mention, Sender, check_list
 from tidings.wire.names import check_channel, is_agent_id, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status
 from tidings.wire.states import ReceiptStage
@@ -151,7 +150,7 @@ class Endpoint(AgentInterface):
         self._frames = FrameMailbox(self.session, self.intake, self._channels)
         self.redelivery = Redelivery(self._direct, self._retry)
         self.session.on_taken = self._frames.expect
-        self._tasks = Tasks(self, self._compose)
+        self._tasks = Tasks(self, self._sender)
         try:
             await self.connection.start()
             self._access.begin()
@@ -379,27 +378,9 @@ class Endpoint(AgentInterface):
 
     # --- sending ---
 
-    async def send(
-        self,
-        channel: str,
-        text: str | None = None,
-        *,
-        data: Any = None,
-        parts: Iterable[Part] = (),
-        mentions: Iterable[Mention | str] = (),
-        priority: wire.Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> Receipt:
-        """Post to a channel; the answer comes once the log has it. A mention of nobody is refused before sending."""
-        check_said(text, parts, mentions, more=data is not None)
-        channel = unmarked(channel)
-        mentioned = await self.roster.mentions(mentions, timeout) if mentions else []
-        composed = self._compose(
-            text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
-        )
+    async def _send(self, channel: str, draft: Draft, timeout: float) -> Receipt:
+        mentioned = await self.roster.mentions(draft.mentions, timeout) if draft.mentions else []
+        composed = draft.compose(self._sender(), mentioned)
         stored = await self._publisher.publish(prepare_chat(self.identity, channel, composed), timeout)
         warnings = (*self._warnings(channel), *await self.unheard(channel, mentioned)) if mentioned else ()
         return Receipt(composed.id, stored.seq, warnings=warnings)
@@ -432,25 +413,11 @@ class Endpoint(AgentInterface):
             return ()
         return (f"{channel} is a live channel: whoever is mentioned and away does not get this",)
 
-    async def dm(
-        self,
-        to: str,
-        text: str | None = None,
-        *,
-        sealed: bool = True,
-        data: Any = None,
-        parts: Iterable[Part] = (),
-        priority: wire.Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> Receipt:
-        """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later."""
-        check_said(text, parts, more=data is not None)
+    async def _dm(self, to: str, draft: Draft, timeout: float) -> Receipt:
         target = await self._reader_id(to)
-        composed = self._compose(text, data, parts, priority=priority, reply_to=reply_to, context=context, id=id)
-        stored = await self.publish(prepare_direct(self.identity, target, composed, sealed=sealed), timeout=timeout)
+        composed = draft.compose(self._sender())
+        prepared = prepare_direct(self.identity, target, composed, sealed=draft.sealed)
+        stored = await self.publish(prepared, timeout=timeout)
         return Receipt(composed.id, stored.seq, to=target)
 
     async def receipt(
@@ -480,15 +447,6 @@ class Endpoint(AgentInterface):
         """The life of one message you sent or were sent: where it is stored, and its receipts with their times."""
         mid, seq = (sent, 0) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else 0)
         return await self.connection.call("trace", "get", id=mid, seq=seq or self._direct.sent.get(mid, ("", 0))[1])
-
-    def _compose(self, text: str | None, data: Any, parts: Iterable[Part], **fields: Any) -> Message:
-        extra = {} if data is None else {"data": data}
-        try:
-            return wire.compose(self._sender(), text=text, parts=parts, **extra, **fields)
-        except TidingsError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"this cannot be sent: {error}") from error
 
     def _sender(self) -> Sender:
         """The role is one the access record grants, as far as the roster is known."""
@@ -525,26 +483,10 @@ class Endpoint(AgentInterface):
 
     # --- tasks ---
 
-    async def ask(
-        self,
-        role: str,
-        text: str | None = None,
-        *,
-        data: Any = None,
-        deadline: float | None = None,
-        parts: Iterable[Part] = (),
-        mentions: Iterable[Mention] = (),
-        priority: wire.Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> TaskTicket:
-        """Queue a task for any one holder of a role. `deadline`: seconds from now after which nobody may finish it."""
-        check_said(text, parts, mentions, more=data is not None)
-        more = (*parts, *task_terms(deadline, elsewhere="@" in role))
-        fields = {"mentions": mentions, "priority": priority, "reply_to": reply_to, "context": context, "id": id}
-        return await self._tasks.ask(role, self._compose(text, data, more, **fields), timeout)
+    async def _ask(self, role: str, draft: Draft, timeout: float) -> TaskTicket:
+        mentions: Iterable[Any] = draft.mentions
+        composed = draft.compose(self._sender(), mentions, task_terms(draft.deadline, elsewhere="@" in role))
+        return await self._tasks.ask(role, composed, timeout)
 
     def work(self, role: str) -> AsyncIterator[Job]:
         """Tasks of a role, one at a time. A job that the loop's body leaves unsettled is given back."""

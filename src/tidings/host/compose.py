@@ -18,8 +18,9 @@ import msgspec
 
 from tidings.admin.identity import Identity
 from tidings.client.directory import address_task, check_takes_mail, each_once, resolve_among, speaking_as
+from tidings.client.interface import Draft
 from tidings.client.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
-from tidings.errors import MalformedMessage, TidingsError, TooLarge, UnknownPeer, UsageError
+from tidings.errors import MalformedMessage, TooLarge, UnknownPeer, UsageError
 from tidings.host.fingerprint import Kind, fingerprint_of
 from tidings.host.outbox_views import OutboxRow
 from tidings.wire import message as wire
@@ -190,24 +191,18 @@ def in_ms(seconds: float) -> int:
 
 
 def _message(request: SendRequest, sender: Sender, agents: list[Agent], unheard: Mapping[str, str]) -> Message:
-    extra = {} if request.data is None else {"data": request.data}
-    wire.check_said(request.text, request.parts, more=request.data is not None)
-    try:
-        return wire.compose(
-            sender,
-            text=request.text,
-            parts=(*_parts(request), *task_terms(request.deadline, elsewhere="@" in (request.role or ""))),
-            mentions=_mentions(agents, request.mentions, unheard),
-            priority=request.priority,
-            reply_to=request.reply_to,
-            context=request.context,
-            id=request.id,
-            **extra,
-        )
-    except TidingsError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"this cannot be sent: {error}") from error
+    draft = Draft(
+        request.text,
+        request.data,
+        _parts(request),
+        request.mentions,
+        request.priority,
+        request.reply_to,
+        request.context,
+        request.id,
+    )
+    terms = task_terms(request.deadline, elsewhere="@" in (request.role or ""))
+    return draft.check().compose(sender, _mentions(agents, request.mentions, unheard), terms)
 
 
 def compose_again(identity: Identity, kind: str, destination: str, payload: bytes) -> Prepared:
