@@ -18,8 +18,7 @@ from typing import Any
 from tidings.client.directory import resolve_among
 from tidings.client.host_http import Json, ServerEvent
 from tidings.client.incoming import Events, Incoming, Past
-from tidings.client.interface import AgentInterface, Agents, Draft, Left, Receipt
-from tidings.client.membership import Joined
+from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left, Receipt
 from tidings.client.message_json import content_json, read_message
 from tidings.client.redelivery import Retry
 from tidings.client.tasks import Job, TaskResult, TaskTicket

@@ -22,18 +22,16 @@ from tidings.client import notices
 from tidings.client.backfill import LogReader, Reached
 from tidings.client.channels import Channels
 from tidings.client.connection import AgentConnection, State
-from tidings.client.direct_mailbox import DirectMailbox
+from tidings.client.direct_mailbox import DirectMailbox, tell, wait_for_stage
 from tidings.client.directory import NameDirectory, check_takes_mail, speaking_as
 from tidings.client.frame_mailbox import FrameMailbox
 from tidings.client.incoming import DirectRef, Events, Inbox, Incoming, Past
 from tidings.client.intake import Intake
-from tidings.client.interface import AgentInterface, Agents, Draft, Left, Receipt
+from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left, Receipt
 from tidings.client.links import LinkTable
-from tidings.client.membership import Joined
 from tidings.client.presence import Presence
-from tidings.client.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
+from tidings.client.publishing import Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
 from tidings.client.read_state import ReadState
-from tidings.client.receipts import tell, wait_for_stage
 from tidings.client.records import LiveRecord, RecordOpener
 from tidings.client.redelivery import Redelivery, Retry
 from tidings.client.remote_changes import AccessWatch, MembershipWatch
@@ -145,7 +143,7 @@ class Endpoint(AgentInterface):
             self.connection, self.roster, self._channels, lambda: self._frames.begun
         )
         self._access = AccessWatch(self.connection, self.roster, self._channels, self.events.emit)
-        self._publisher = Publisher(self.connection, self._access)
+        self.publisher = Publisher(self.connection, self._access)
         self._direct = DirectMailbox(self.session, self.intake, self.links, self.directory)
         self._frames = FrameMailbox(self.session, self.intake, self._channels)
         self.redelivery = Redelivery(self._direct, self._retry)
@@ -298,10 +296,6 @@ class Endpoint(AgentInterface):
         """This agent's access record in force: name, roles, what it may read, post and manage."""
         return await self._access.record()
 
-    async def refresh_access(self) -> bool:
-        """Take a new credential if the access record has one; the connection is rebuilt with it. Answers whether."""
-        return await self._access.refresh()
-
     async def _with_new_access(self, act: Callable[[], Awaitable[T]]) -> T:
         """Do something; if it is refused and the access was widened since we connected, do it with the new one."""
         used = self.connection.token_used
@@ -337,7 +331,6 @@ class Endpoint(AgentInterface):
         return sorted(name for name, each in self._channels.memberships.items() if not each.watching)
 
     async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
-        """The newest messages of a channel, newest first, as far as it replays."""
         records, reached = await self._log.newest(check_channel(unmarked(channel)), limit, before=before)
         return await self._past(records, reached)
 
@@ -381,7 +374,7 @@ class Endpoint(AgentInterface):
     async def _send(self, channel: str, draft: Draft, timeout: float) -> Receipt:
         mentioned = await self.roster.mentions(draft.mentions, timeout) if draft.mentions else []
         composed = draft.compose(self._sender(), mentioned)
-        stored = await self._publisher.publish(prepare_chat(self.identity, channel, composed), timeout)
+        stored = await self.publisher.publish(prepare_chat(self.identity, channel, composed), timeout)
         warnings = (*self._warnings(channel), *await self.unheard(channel, mentioned)) if mentioned else ()
         return Receipt(composed.id, stored.seq, warnings=warnings)
 
@@ -423,7 +416,6 @@ class Endpoint(AgentInterface):
     async def receipt(
         self, sent: Receipt | str, stage: str = ReceiptStage.DELIVERED, *, timeout: float = 30.0, to: str | None = None
     ) -> Receipt:
-        """How far a direct message of yours has come: waits until `stage`, or says how far it is when time is over."""
         mid, told_to, seq = (sent, None, 0) if isinstance(sent, str) else (sent.id, sent.to, sent.seq)
         known_to, known_seq = self._direct.sent.get(mid, (told_to, seq))
         target = await self._agent_id(to) if to else known_to
@@ -461,25 +453,10 @@ class Endpoint(AgentInterface):
 
         `only`: the incarnation of the broker that may have it; UnreachableError, at once, if that is not connected.
         """
-        stored = await self._publisher.publish(prepared, timeout, only)
+        stored = await self.publisher.publish(prepared, timeout, only)
         if prepared.kind == "dm":
             self._direct.note_sent(prepared.id, prepared.destination, stored.seq)
         return stored
-
-    async def is_stored(self, prepared: Prepared, seq: int) -> bool:
-        """Is the record at that sequence this message? One that was read and removed since is not: `find_stored`."""
-        return await self._publisher.is_stored(prepared, seq)
-
-    async def find_stored(self, prepared: Prepared, *, since: float | None = None) -> int | None:
-        """Where an earlier attempt of this message is or was stored, however long ago; None if it is not.
-
-        `since`: seconds since 1970 of the first attempt; unless said, the time in the message's id.
-        """
-        return await self._publisher.find(prepared, since)
-
-    async def which_stored(self, kind: Kind, destination: str, ids: Sequence[str], *, since: float) -> set[str]:
-        """Those of these ids of ours (at most 1,000) that may be stored there: `find_stored` says it of each."""
-        return await self._publisher.which(kind, destination, ids, since)
 
     # --- tasks ---
 
@@ -489,15 +466,12 @@ class Endpoint(AgentInterface):
         return await self._tasks.ask(role, composed, timeout)
 
     def work(self, role: str) -> AsyncIterator[Job]:
-        """Tasks of a role, one at a time. A job that the loop's body leaves unsettled is given back."""
         return self._tasks.work(role)
 
     async def claim(self, role: str, wait: float = 0.0) -> Job | None:
-        """One task of a role, yours to settle with `done` or `fail`; None if none came within `wait` seconds."""
         return await self._tasks.claim(role, wait)
 
     async def task(self, message_id: str, timeout: float | None = 0.0, *, seq: int | None = None) -> TaskResult:
-        """How far a task this agent asked has come, by the id of its message, whoever of its programs asked."""
         return await self._tasks.result(message_id, seq, timeout)
 
     async def dead_letters(self, do: str, **arguments: Any) -> dict[str, Any]:
@@ -533,7 +507,6 @@ class Endpoint(AgentInterface):
             self._receiving = True
 
     async def next_message(self, timeout: float | None = None) -> Incoming:
-        """The next message. It is yours to `ack()`."""
         async with asyncio.timeout(timeout):
             if not self._receiving:
                 await self._start_receiving()

@@ -21,8 +21,7 @@ from tidings.client.host_endpoint_tasks import EARLY_PAUSE, LONG_POLL, HostTasks
 from tidings.client.host_http import HostClient, Json, ServerEvent, path_part
 from tidings.client.host_session import SessionFile, SessionSource
 from tidings.client.incoming import Events, Inbox, Incoming, Past
-from tidings.client.interface import AgentInterface, Agents, Draft, Left, Receipt
-from tidings.client.membership import Joined
+from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left, Receipt
 from tidings.client.message_json import read_message
 from tidings.client.notices import Notice
 from tidings.client.redelivery import Retry

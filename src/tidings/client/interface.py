@@ -27,7 +27,6 @@ from tidings.wire.states import ReceiptStage
 
 if TYPE_CHECKING:
     from tidings.client.incoming import Events, Incoming, Past
-    from tidings.client.membership import Joined
     from tidings.client.tasks import Job, TaskResult, TaskTicket
 
 Via = Literal["direct", "host"]
@@ -93,6 +92,19 @@ class Receipt:
     row: int | None = None
     state: str | None = None
     code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a join came to. `durable` is False with a `reason` while the steward or durable delivery is away."""
+
+    channel: str
+    state: str
+    seq: int
+    durable: bool
+    reason: str
+    backfilled: int = 0
+    cls: str = "durable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from tidings.client.directory import address_task, check_takes_mail, each_once, 
 from tidings.client.interface import Draft
 from tidings.client.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.errors import MalformedMessage, TooLarge, UnknownPeer, UsageError
+from tidings.host.directory import Seen
 from tidings.host.fingerprint import Kind, fingerprint_of
 from tidings.host.outbox_views import OutboxRow
 from tidings.wire import message as wire
@@ -54,17 +55,6 @@ OWN_KINDS = "dev.tidings."
 _FIELDS: dict[str, frozenset[str]] = {
     str(kind.kind): frozenset({"kind", *kind.__struct_fields__}) for kind in (TextPart, DataPart, ArtifactPart)
 }
-
-
-class Directory(Protocol):
-    """The agents of a space as last seen."""
-
-    @property
-    def unheard(self) -> Mapping[str, str]:
-        """Linked spaces whose agents are not told of now, and why."""
-        ...
-
-    def agents(self) -> Iterable[Agent]: ...
 
 
 class SendRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -126,9 +116,7 @@ def request_of(fields: Any) -> SendRequest:
         raise UsageError(f"this cannot be sent: {said}{has}") from error
 
 
-def compose_request(
-    request: SendRequest, identity: Identity, directory: Directory, *, role: str | None = None
-) -> Composed:
+def compose_request(request: SendRequest, identity: Identity, directory: Seen, *, role: str | None = None) -> Composed:
     """The request as a message of this agent, with what the directory knows. `role`: the one it wants to speak in."""
     agents = list(directory.agents())
     row = next((agent for agent in agents if agent.id == identity.id), None)
@@ -155,7 +143,7 @@ def age_limit(request: SendRequest) -> float:
 
 
 def fingerprint_again(
-    request: SendRequest, sender: Sender, row: OutboxRow, directory: Directory, kept: Message | None
+    request: SendRequest, sender: Sender, row: OutboxRow, directory: Seen, kept: Message | None
 ) -> bytes:
     """The fingerprint of a request that cannot be composed now; it is that of the row if the row was made by it.
 

@@ -39,7 +39,7 @@ CANCELLED = ("cancelled", "cancelled before it was sent")
 TOO_OLD = ("too_old", "not sent within its longest age")
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
+class NewRow(msgspec.Struct, frozen=True, kw_only=True):
     """A message ready to go: resolved, sealed and signed. The times are of the clock that `accept` is given."""
 
     space: str
@@ -104,7 +104,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
 ON CONFLICT (space, sender, id) DO NOTHING"""
 
 
-def accept(connection: sqlite3.Connection, draft: Draft, now: int) -> Accepted:
+def accept(connection: sqlite3.Connection, draft: NewRow, now: int) -> Accepted:
     """Keep it, or answer as before if it is kept. IdReused if the id was accepted for something else."""
     made = connection.execute(
         _ACCEPT,
@@ -134,7 +134,7 @@ def accept(connection: sqlite3.Connection, draft: Draft, now: int) -> Accepted:
     return Accepted(known, new=False)
 
 
-def _pending(row: int, draft: Draft, now: int) -> OutboxRow:
+def _pending(row: int, draft: NewRow, now: int) -> OutboxRow:
     """The row as it was just written: reading its thirty columns back would cost half as much as writing it."""
     return OutboxRow(
         row,

@@ -163,7 +163,10 @@ def test_a_file_that_was_closed_opens_again_with_all_that_is_in_it(host: Databas
         "pending",
         "inflight",
     }
-    assert [row.id for row in again.read_blocking(lambda c: inbox.listed(c, "main", "bob"))] == ["direct", "posted"]
+    assert [row.id for row in again.read_blocking(lambda c: inbox.listed(c, "main", "bob"))] == [
+        "direct",
+        "posted",
+    ]
     again.close()
 
 
