@@ -34,10 +34,11 @@ from starlette.routing import Route
 
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
 from tidings.client.host_http import socket_path
+from tidings.host import outbox_views
 from tidings.host.compose import SendRequest, compose_request
 from tidings.host.daemon import Daemon, HostServer
 from tidings.host.host import Host, Scope, _draft
-from tidings.host.outbox import Draft
+from tidings.host.outbox import NewRow
 from tidings.util.private_sockets import bind
 from tidings.wire.message import new_id
 from tidings.wire.signing import KeyPair
@@ -70,7 +71,7 @@ async def rate(callers: int, seconds: float, act: Callable[[], Awaitable[object]
     return done / (time.perf_counter() - started)
 
 
-def draft(host: Host, scope: Scope) -> Draft:
+def draft(host: Host, scope: Scope) -> NewRow:
     agent = host._agent(scope)
     assert agent.identity is not None
     request = SendRequest(agent=TARGET, text=TEXT)
@@ -152,7 +153,7 @@ async def draining(host: Host, scope: Scope) -> float:
         await asyncio.gather(*(host.send(scope, request) for request in made[start : start + 500]))
 
     async def left() -> int:
-        counts = await host.outbox.counts()
+        counts = await host.outbox.read(outbox_views.counts)
         return sum(n for (space, state), n in counts.items() if space == scope.space_id and state in OWED)
 
     started = time.perf_counter()

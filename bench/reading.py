@@ -2,7 +2,7 @@
 
 Blocks in a frame are opened, blocks that a frame names are fetched by their name and opened. Signatures are not
 verified and nothing is surfaced: that is the same whatever a frame is made of. A block that is gone is an error here,
-because a figure without it would be that of something else: an endpoint reads the log then (`block_reader.py`).
+because a figure without it would be that of something else: an endpoint reads the log then (`BlockReader`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from tidings.client.block_reader import AT_ONCE, PATIENCE
+from tidings.client.frame_mailbox import AT_ONCE, PATIENCE
 from tidings.client.mailbox import pull
 from tidings.nats.acks import ACK
 from tidings.nats.client import connect

@@ -18,8 +18,7 @@ from typing import Any
 from tidings.client.directory import resolve_among
 from tidings.client.host_http import Json, ServerEvent
 from tidings.client.incoming import Events, Incoming, Past
-from tidings.client.interface import AgentInterface, Agents, Left, Receipt
-from tidings.client.membership import Joined
+from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left, Receipt
 from tidings.client.message_json import content_json, read_message
 from tidings.client.redelivery import Retry
 from tidings.client.tasks import Job, TaskResult, TaskTicket
@@ -34,7 +33,7 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.wire import message as wire
-from tidings.wire.message import Mention, Message, Part, Priority, Sender, check_said, new_id, write_parts
+from tidings.wire.message import Mention, Message, Sender, write_parts
 from tidings.wire.names import covers_any, covers_pattern, unmarked
 from tidings.wire.operations import OPERATIONS
 from tidings.wire.roster import Agent, Status
@@ -277,25 +276,10 @@ class FakeAgent(AgentInterface):
 
     # --- sending ---
 
-    async def send(
-        self,
-        channel: str,
-        text: str | None = None,
-        *,
-        data: Any = None,
-        parts: Iterable[Part] = (),
-        mentions: Iterable[Mention | str] = (),
-        priority: Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> Receipt:
-        check_said(text, parts, mentions, more=data is not None)
-        channel, named = unmarked(channel), [each if isinstance(each, str) else each.id for each in mentions]
+    async def _send(self, channel: str, draft: Draft, timeout: float) -> Receipt:
+        named = [each if isinstance(each, str) else each.id for each in draft.mentions]
         meant = [resolve_among(self.world.agents, each) for each in named]
-        request = {"channel": channel, "mentions": named, "priority": priority, "reply_to": reply_to}
-        said = self._composed(text, data, parts, priority, reply_to, context, id, meant)
+        said = self._composed(draft, meant)
 
         def leave(seq: int) -> str | None:
             if not covers_any(self.box.access["post"], channel):
@@ -307,78 +291,29 @@ class FakeAgent(AgentInterface):
                     self.world.put(key, row | {"mentions_me": key in row["mention_ids"]})
             return None
 
-        return self._hand_over("chat", channel, request | {"context": context}, said, timeout, leave)
+        return self._hand_over("chat", channel, {"channel": channel, "mentions": named}, said, timeout, leave)
 
-    async def dm(
-        self,
-        to: str,
-        text: str | None = None,
-        *,
-        data: Any = None,
-        parts: Iterable[Part] = (),
-        priority: Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> Receipt:
-        check_said(text, parts, more=data is not None)
+    async def _dm(self, to: str, draft: Draft, timeout: float) -> Receipt:
         whom = resolve_among(self.world.agents, to).id
-        request = {"to": to, "priority": priority, "reply_to": reply_to, "context": context}
-        said = self._composed(text, data, parts, priority, reply_to, context, id)
+        said = self._composed(draft)
 
         def leave(seq: int) -> None:
             self.world.put(whom, self._row(said, "direct", seq, sealed=True))
 
-        return self._hand_over("dm", whom, request, said, timeout, leave)
+        return self._hand_over("dm", whom, {"to": to}, said, timeout, leave)
 
-    async def ask(
-        self,
-        role: str,
-        text: str | None = None,
-        *,
-        data: Any = None,
-        deadline: float | None = None,
-        parts: Iterable[Part] = (),
-        mentions: Iterable[Mention] = (),
-        priority: Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> TaskTicket:
-        check_said(text, parts, mentions, more=data is not None)
-        request = {"role": role, "deadline": deadline, "priority": priority, "reply_to": reply_to, "context": context}
-        said = self._composed(text, data, parts, priority, reply_to, context, id)
+    async def _ask(self, role: str, draft: Draft, timeout: float) -> TaskTicket:
+        said = self._composed(draft)
 
         def leave(seq: int) -> None:
             self.world.tasks.append(Task(seq, role, said, said.sender))
             self.world.change()
 
-        return TaskTicket(self._hand_over("task", role, request, said, timeout, leave), role, self)
+        asked = {"role": role, "deadline": draft.deadline}
+        return TaskTicket(self._hand_over("task", role, asked, said, timeout, leave), role, self)
 
-    def _composed(
-        self,
-        text: str | None,
-        data: Any,
-        parts: Iterable[Part],
-        priority: Priority,
-        reply_to: str | None,
-        context: str | None,
-        chosen: str | None,
-        meant: Iterable[Agent] = (),
-    ) -> Message:
-        return wire.compose(
-            Sender(self.id, self.name),
-            text=text,
-            parts=parts,
-            priority=priority,
-            mentions=[Mention(each.id, each.name) for each in meant],
-            reply_to=reply_to,
-            context=context,
-            id=chosen or new_id(),
-            **({} if data is None else {"data": data}),
-        )
+    def _composed(self, draft: Draft, meant: Iterable[Agent] = ()) -> Message:
+        return draft.compose(Sender(self.id, self.name), [Mention(each.id, each.name) for each in meant])
 
     def _row(self, said: Message, kind: str, seq: int, meant: Iterable[Agent] = (), **changed: Any) -> Json:
         mentioned = [Mention(each.id, each.name) for each in meant]
@@ -395,7 +330,8 @@ class FakeAgent(AgentInterface):
         leave: Callable[[int], str | None],
     ) -> Receipt:
         """`leave` puts it where it belongs, or says why not."""
-        told = fields | {"parts": write_parts(said.parts), "id": said.id}
+        told = fields | {"priority": said.priority, "reply_to": said.reply_to, "context": said.context}
+        told |= {"parts": write_parts(said.parts), "id": said.id}
         request = {name: value for name, value in told.items() if value not in (None, []) and value != "next"}
         self.asked.append(("send", request, timeout))
         if isinstance(self.down, HostUnreachable | AuthRevoked):

@@ -13,7 +13,7 @@ from typing import Any
 from tidings.host import inbox, outbox
 from tidings.host import outbox_transitions as moves
 from tidings.host.inbox import Arrival
-from tidings.host.outbox_transitions import Draft, Lane, LogPosition, Terms
+from tidings.host.outbox_transitions import Lane, LogPosition, NewRow, Terms
 from tidings.host.outcomes import Outcome
 from tidings.util.database import Database
 
@@ -23,7 +23,7 @@ REFUSED = Outcome("denied", "may not post", retryable=False, blocks="row")
 GENERAL = Lane("main", "ada", "chat", "general")
 
 
-def draft(message_id: str, lane: Lane = GENERAL, **changed: Any) -> Draft:
+def draft(message_id: str, lane: Lane = GENERAL, **changed: Any) -> NewRow:
     plain: dict[str, Any] = lane._asdict() | {
         "id": message_id,
         "fingerprint": message_id.encode().ljust(32, b"."),
@@ -31,7 +31,7 @@ def draft(message_id: str, lane: Lane = GENERAL, **changed: Any) -> Draft:
         "payload": f"says {message_id}".encode(),
         "signature": f"signed {message_id}",
     }
-    return Draft(**(plain | changed))
+    return NewRow(**(plain | changed))
 
 
 def arrival(message_id: str, text: str = "hello", recipient: str = "bob", **changed: Any) -> Arrival:

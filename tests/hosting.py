@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tidings.host import inbox as inbox_views
 from tidings.host.host import Host, Scope
 from tidings.host.inbox import InboxRow, Wanted
 from tidings.host.outbox import OutboxRow
@@ -40,12 +41,12 @@ async def adopt(host: Host, space: RealSpace, name: str, *, receive: bool = Fals
 
 async def inbox_of(host: Host, scope: Scope) -> list[InboxRow]:
     """The messages; what Tidings itself tells beside them is `notices_of`."""
-    rows = await host.inbox.listed(scope.space_id, scope.agent, EVERYTHING)
+    rows = await host.inbox.read(inbox_views.listed, scope.space_id, scope.agent, EVERYTHING)
     return [row for row in rows if row.kind != "notice"]
 
 
 async def notices_of(host: Host, scope: Scope) -> list[dict[str, Any]]:
-    rows = await host.inbox.listed(scope.space_id, scope.agent, EVERYTHING)
+    rows = await host.inbox.read(inbox_views.listed, scope.space_id, scope.agent, EVERYTHING)
     return [json.loads(row.raw) for row in rows if row.kind == "notice"]
 
 

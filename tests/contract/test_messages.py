@@ -201,7 +201,7 @@ async def test_an_endpoint_does_all_it_offers_without_one_violation_in_the_broke
         await ada.watch("general")
         await ada.who()
         await ada.access()
-        await ada.refresh_access()
+        await ada._access.refresh()
         ada.set_status("working", "a test")
         await cat.connection.call("channel", "set", channel="general", description="talk")
         await ada.connection.call("dead", "list")

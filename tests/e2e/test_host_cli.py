@@ -31,6 +31,7 @@ from tidings.client import host_endpoint, host_http
 from tidings.client.host_http import socket_path
 from tidings.client.host_session import VARIABLE, SessionFile, own_file
 from tidings.host import inbox as inbox_store
+from tidings.host import inbox as inbox_views
 from tidings.host import routes_mail
 from tidings.host.daemon import PeerChecked, lock_path
 from tidings.host.schema import SCHEMA
@@ -441,7 +442,7 @@ async def test_what_is_posted_after_a_join_is_in_the_inbox_of_an_agent_that_neve
         (bob,) = [scope for scope in daemon.host.scopes() if scope.name == "bob"]
 
         async def is_kept() -> bool:
-            return await daemon.host.inbox.last(bob.space_id, bob.agent) > 0
+            return await daemon.host.inbox.read(inbox_views.last, bob.space_id, bob.agent) > 0
 
         await eventually(is_kept, within=10, what="the host has it, although nobody looked")
         assert [each["text"] for each in await mail(terminal, "--as", "bob", "--wait", "0")] == ["hello"]

@@ -15,6 +15,7 @@ from typing import Any
 from tidings.client.connect import connect_directly, find_identity
 from tidings.client.connection_check import check_connection
 from tidings.client.endpoint import Endpoint
+from tidings.host import inbox as inbox_views
 from tidings.host.compose import SendRequest
 from tidings.host.host import Host
 from tidings.host.inbox import Wanted
@@ -51,7 +52,7 @@ async def host(bundle: Path, folder: str) -> None:
         await running.send(scope, SendRequest(id=mid, text="from afar", agent="ada", channel=None))
 
         async def texts() -> list[str]:
-            rows = await running.inbox.listed(scope.space_id, scope.agent, Wanted(limit=100))
+            rows = await running.inbox.read(inbox_views.listed, scope.space_id, scope.agent, Wanted(limit=100))
             return [row.text for row in rows if row.kind != "notice"]
 
         heard = await eventually(texts, within=30)

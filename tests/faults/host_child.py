@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 from tidings.errors import TidingsError
+from tidings.host import inbox as inbox_views
+from tidings.host import outbox_views
 from tidings.host.compose import SendRequest
 from tidings.host.host import Host, Scope
 from tidings.host.inbox import Wanted
@@ -47,16 +49,16 @@ async def send(host: Host, ada: Scope, history: History, mid: str, where: str) -
 
 async def settled(host: Host, bob: Scope) -> bool:
     """Everything left and arrived, was read, and its sender was told."""
-    states = {state for _, state in await host.outbox.counts()}
+    states = {state for _, state in await host.outbox.read(outbox_views.counts)}
     if not states <= {"done", "dead"}:
         return False
-    rows = await host.inbox.listed(bob.space_id, bob.agent, Wanted(limit=100_000))
-    owed = [row for row in await host.outbox.listed(limit=100_000) if row.state == "done"]
+    rows = await host.inbox.read(inbox_views.listed, bob.space_id, bob.agent, Wanted(limit=100_000))
+    owed = [row for row in await host.outbox.read(outbox_views.listed, limit=100_000) if row.state == "done"]
     if len(rows) < len(owed):
         return False
     await host.mark_read(bob, [row.row for row in rows])
     try:
-        return not await host.inbox.receipts_to_tell(bob.space_id, bob.agent)
+        return not await host.inbox.read(inbox_views.receipts_to_tell, bob.space_id, bob.agent)
     except TidingsError:
         return False
 

@@ -16,6 +16,7 @@ import pytest
 import tidings.host
 from hosting import host_in, inbox_of
 from terminal import Terminal
+from tidings.host import outbox_views
 from tidings.steward import admin_handlers
 from tidings_testing.history import History, HistoryError
 from tidings_testing.processes import Child, child
@@ -83,7 +84,10 @@ class Runs:
         async with host_in(self.folder / "host") as host:
             ada, bob = sorted(host.scopes(), key=lambda scope: scope.name)
             kept = await inbox_of(host, bob)
-            rows = {row.id: row for row in await host.outbox.listed(ada.space_id, ada.agent, limit=100_000)}
+            rows = {
+                row.id: row
+                for row in await host.outbox.read(outbox_views.listed, ada.space_id, ada.agent, limit=100_000)
+            }
         for each in kept:  # what a process that died had in hand comes again after newer ones
             history.read("bob", "ada", "direct", each.id, each.seq, ahead=True)
         history.owed("bob", "direct", after=-1)

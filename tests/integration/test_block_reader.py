@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from scripted_server import Scripted, scripted_server, stay
-from tidings.client import block_reader
-from tidings.client.block_reader import CLUSTER_PAUSES, BlockReader
+from tidings.client import frame_mailbox
+from tidings.client.frame_mailbox import CLUSTER_PAUSES, BlockReader
 from tidings.client.records import RecordOpener
 from tidings.errors import ConnectionLost, TidingsError
 from tidings.nats import aio
@@ -96,8 +96,8 @@ async def asking(*scripts: Any) -> AsyncIterator[BlockReader]:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_reader, "PATIENCE", 0.1)
-    monkeypatch.setattr(block_reader, "CLUSTER_PAUSES", (0.001,) * len(CLUSTER_PAUSES))
+    monkeypatch.setattr(frame_mailbox, "PATIENCE", 0.1)
+    monkeypatch.setattr(frame_mailbox, "CLUSTER_PAUSES", (0.001,) * len(CLUSTER_PAUSES))
 
 
 @pytest.mark.usefixtures("soon")
@@ -201,7 +201,7 @@ async def test_in_a_cluster_blocks_come_right_after_their_acknowledgement_and_wh
             found = await asyncio.gather(*(reader.records(EPOCH, ref) for reader in readers))
             assert found == [records] * 4
 
-        monkeypatch.setattr(block_reader, "PATIENCE", 0.3)
+        monkeypatch.setattr(frame_mailbox, "PATIENCE", 0.3)
         holders = (await js.info("BLK_main"))["cluster"]
         following = [int(each["name"][1:]) for each in holders["replicas"]]
         (without,) = {0, 1, 2, 3} - {*following, int(holders["leader"][1:])}

@@ -14,7 +14,7 @@ import pytest
 import tidings
 from daemons import daemon_in
 from tidings.admin.agents import AgentFile
-from tidings.client import block_reader, frame_mailbox, mailbox
+from tidings.client import frame_mailbox, mailbox
 from tidings.client.connect import connect_directly
 from tidings.errors import DeliveryLost, MalformedFrame
 from tidings.nats import jwt
@@ -160,7 +160,7 @@ async def test_blocks_are_fetched_side_by_side_and_surfaced_one_after_the_other(
         await pipeline.store(each)
     await pipeline.publish(bob_id, encode_frame(bob_id, "epoch", "first", 1, [each.ref for each in sealed]))
     under_way, most = 0, 0
-    request = block_reader.BlockReader._get
+    request = frame_mailbox.BlockReader._get
 
     async def slower(self: Any, name: str) -> bytes | None:
         nonlocal under_way, most
@@ -172,11 +172,11 @@ async def test_blocks_are_fetched_side_by_side_and_surfaced_one_after_the_other(
         finally:
             under_way -= 1
 
-    monkeypatch.setattr(block_reader.BlockReader, "_get", slower)
+    monkeypatch.setattr(frame_mailbox.BlockReader, "_get", slower)
     async with connect(pair, "bob", channels=["general"]) as bob:
         assert [each.seq for each in await received(bob, 20)] == seqs
         await emptied(pipeline, bob_id)
-    assert 1 < most <= block_reader.AT_ONCE
+    assert 1 < most <= frame_mailbox.AT_ONCE
 
 
 async def test_a_block_that_was_known_and_was_forgotten_meanwhile_is_fetched(

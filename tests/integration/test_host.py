@@ -26,7 +26,7 @@ from duplicate_window import STREAM, forget_ids
 from hosted import break_trigger, mend_trigger
 from hosting import EVERYTHING, Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
 from tidings.client.endpoint import Endpoint
-from tidings.client.membership import Joined
+from tidings.client.interface import Joined
 from tidings.client.publishing import prepare_chat
 from tidings.client.session_lease import SessionLease
 from tidings.errors import (
@@ -42,9 +42,10 @@ from tidings.errors import (
     UsageError,
     WrongState,
 )
-from tidings.host import agent_sessions, receiver
+from tidings.host import agent_sessions, outbox_views, receiver
 from tidings.host import compose as composing
 from tidings.host import host as hosts
+from tidings.host import inbox as inbox_views
 from tidings.host.compose import SendRequest
 from tidings.host.inbox import Arrival, Bound, InboxRow
 from tidings.host.mailbox import LocalInbox, held_number, open_mailbox
@@ -100,14 +101,14 @@ async def test_a_send_while_the_space_is_down_answers_stored_at_once_and_arrives
         assert sent.warnings == ("stored: main cannot be reached now; it leaves when it can",)
         with pytest.raises(UnknownPeer, match="no agent 'bod' in this space; did you mean bob"):
             await host.send(ada, SendRequest(agent="bod", text="to nobody"))
-        assert len(await host.outbox.listed()) == 1, "a name nobody has is refused, not stored"
+        assert len(await host.outbox.read(outbox_views.listed)) == 1, "a name nobody has is refused, not stored"
         await eventually(lambda: health_of(host, ada).reason)  # the answer may come before the first attempt failed
         health = health_of(host, ada)
         assert (health.state, health.age) == ("waiting", None)
         assert "no broker answers" in str(health.reason)
 
         async def says_why_it_waits() -> bool:
-            return any("no broker answers" in block.words for block in await host.outbox.blocks())
+            return any("no broker answers" in block.words for block in await host.outbox.read(outbox_views.blocks))
 
         await eventually(says_why_it_waits)
         pair.broker.start()
@@ -124,7 +125,7 @@ async def test_a_space_that_was_never_seen_says_so_and_stores_nothing(pair: Real
         ada = await adopt(host, pair, "ada")
         with pytest.raises(UnknownPeer, match="never seen from this host"):
             await host.send(ada, dm("who?"))
-        assert await host.outbox.listed() == []
+        assert await host.outbox.read(outbox_views.listed) == []
         assert (await host.send(ada, SendRequest(channel="general", text="a channel needs no name"))).stage == "stored"
 
 
@@ -191,7 +192,7 @@ async def test_a_publish_for_one_run_of_the_broker_goes_to_no_other_and_waits_fo
         prepared = prepare_chat(ada.identity, "general", said)
         with pytest.raises(Reconnecting, match="another run"):
             await ada.publish(prepared, only="a run before")
-        assert await ada.find_stored(prepared) is None
+        assert await ada.publisher.find(prepared) is None
         run = ada.incarnation
         assert (await ada.publish(prepared, only=run)).incarnation == run
         pair.broker.kill()
@@ -254,18 +255,18 @@ async def test_a_broker_that_lost_its_tail_gets_it_again_and_every_reader_has_ea
         rows = await eventually(lambda: all_confirmed(host, ada.space_id), within=30)
         assert rows == 2 * len(early + late)
         assert await texts_of(host, eve) == early + late, "eve has each once, although some came twice"
-        attempts = {row.row: row.attempts for row in await host.outbox.listed()}
+        attempts = {row.row: row.attempts for row in await host.outbox.read(outbox_views.listed)}
         assert list(attempts.values()) == [1] * 2 * len(early) + [2] * 2 * len(late), (
             "only what was lost was sent again"
         )
 
 
 async def nothing_to_tell(host: hosts.Host, scope: hosts.Scope) -> bool:
-    return not await host.inbox.receipts_to_tell(scope.space_id, scope.agent)
+    return not await host.inbox.read(inbox_views.receipts_to_tell, scope.space_id, scope.agent)
 
 
 async def all_confirmed(host: hosts.Host, space: str) -> int:
-    counts = await host.outbox.counts()
+    counts = await host.outbox.read(outbox_views.counts)
     left = sum(number for (_, state), number in counts.items() if state not in ("confirmed", "done"))
     return 0 if left else sum(counts.values())
 
@@ -399,7 +400,7 @@ async def has_each(host: hosts.Host, scope: hosts.Scope, texts: list[str]) -> bo
 
 
 async def all_done(host: hosts.Host) -> bool:
-    return {state for (_, state) in await host.outbox.counts()} == {"done"}
+    return {state for (_, state) in await host.outbox.read(outbox_views.counts)} == {"done"}
 
 
 async def test_mail_of_a_revoked_agent_waits_and_says_why_and_its_name_may_come_back(
@@ -416,7 +417,7 @@ async def test_mail_of_a_revoked_agent_waits_and_says_why_and_its_name_may_come_
         await host.resume(ada.space_id)
         with pytest.raises(AuthRevoked, match="nothing can be sent as ada of main"):
             await host.send(ada, dm("more"))
-        (block,) = [each for each in await host.outbox.blocks() if each.sender == ada.agent]
+        (block,) = [each for each in await host.outbox.read(outbox_views.blocks) if each.sender == ada.agent]
         assert block.code == "revoked"
         await pair.add("ada")
         new = await adopt(host, pair, "ada")
@@ -465,7 +466,7 @@ async def test_a_request_that_is_repeated_is_answered_as_before_also_when_it_cou
             await host.send(ada, SendRequest(channel="general", text="another", id=called.id))
         with pytest.raises(AuthRevoked, match="nothing can be sent as ada of main"):
             await host.send(ada, SendRequest(channel="general", text="new"))
-        assert len(await host.outbox.listed()) == 3
+        assert len(await host.outbox.read(outbox_views.listed)) == 3
 
 
 async def test_a_name_that_nobody_has_is_not_taken_for_an_agent_who_is_here_with_another(
@@ -988,7 +989,7 @@ async def test_a_failure_of_the_database_that_passes_puts_no_mail_aside(
         monkeypatch.setattr(host.inbox, "keep", fails_twice)
         await host.send(ada, dm("late"), wait=10)
         await has_texts(host, bob, ["late"])
-        assert await host.inbox.aside(bob.space_id, bob.agent) == []
+        assert await host.inbox.read(inbox_views.aside, bob.space_id, bob.agent) == []
 
 
 @pytest.mark.parametrize("step", ["meet", "unblock"])
@@ -1036,7 +1037,7 @@ async def test_what_does_not_open_is_kept_aside_before_the_broker_may_forget_it(
         await ada.connection.request(pair.subjects.direct(reader.id, ada.id), garbage, timeout=5)
     async with host_in(tmp_path / "host") as host:
         bob = await adopt(host, pair, "bob", receive=True)
-        (aside,) = await eventually(lambda: host.inbox.aside(bob.space_id, bob.agent))
+        (aside,) = await eventually(lambda: host.inbox.read(inbox_views.aside, bob.space_id, bob.agent))
         assert aside.raw == garbage
         assert "refused" in aside.reason
         assert await inbox_of(host, bob) == []

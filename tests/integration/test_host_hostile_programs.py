@@ -23,7 +23,7 @@ from tidings.admin.identity import Identity, local_identity
 from tidings.client.host_http import socket_path
 from tidings.client.host_session import is_proven, prove
 from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, NoSession, TidingsError, UsageError
-from tidings.host import http_api, routes_events, routes_operator, sessions
+from tidings.host import http_api, routes_mail, routes_operator, sessions
 from tidings.util.private_files import locked
 from tidings.util.private_sockets import connect
 from tidings.wire.signing import KeyPair
@@ -213,8 +213,8 @@ def _answers(home: Path) -> bool:
 async def test_no_agent_holds_all_connections_or_all_streams(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidings.host.daemon.MOST_CONNECTIONS", 24)
     monkeypatch.setattr(http_api, "MOST_AT_ONCE", 6, raising=False)
-    monkeypatch.setattr(routes_events, "MOST_STREAMS", 8)
-    monkeypatch.setattr(routes_events, "MOST_STREAMS_OF_ONE", 3, raising=False)
+    monkeypatch.setattr(routes_mail, "MOST_STREAMS", 8)
+    monkeypatch.setattr(routes_mail, "MOST_STREAMS_OF_ONE", 3, raising=False)
     home = pair.home.home
     async with daemon_in(home):
         ada, bob = await session_of(pair, "ada", receive=True), await session_of(pair, "bob", receive=True)
@@ -237,8 +237,8 @@ async def test_no_agent_holds_all_connections_or_all_streams(pair: RealSpace, mo
 async def test_so_many_programs_follow_an_inbox_and_so_many_all_of_them_and_one_that_ends_makes_room(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_events, "MOST_STREAMS", 3)
-    monkeypatch.setattr(routes_events, "MOST_STREAMS_OF_ONE", 2)
+    monkeypatch.setattr(routes_mail, "MOST_STREAMS", 3)
+    monkeypatch.setattr(routes_mail, "MOST_STREAMS_OF_ONE", 2)
     async with daemon_in(pair.home.home) as daemon:
         ada, bob = await session_of(pair, "ada", receive=True), await session_of(pair, "bob", receive=True)
         ends = await session_of(pair, "ada", receive=True)

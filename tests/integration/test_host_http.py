@@ -43,7 +43,8 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import http_api, program_presence, routes_events, serialise, sessions
+from tidings.host import http_api, outbox_views, routes_mail, serialise, sessions
+from tidings.host import inbox as inbox_views
 from tidings.host.daemon import Daemon
 from tidings.host.http_api import MAX_BODY
 from tidings.host.registry import Scope
@@ -94,7 +95,7 @@ async def test_what_a_request_may_not_be_is_refused_with_a_sentence_and_nothing_
         await refused(home, 404, "usage", "GET", "/v1/nowhere", None, bearer(token))
         await refused(home, 405, "usage", "PUT", "/v1/send", good, bearer(token))
         await refused(home, 404, "unknown_message", "GET", f"/v1/outbox/{new_id()}", None, bearer(token))
-        assert await daemon.host.outbox.counts() == {}
+        assert await daemon.host.outbox.read(outbox_views.counts) == {}
 
 
 async def test_a_body_beyond_the_limit_is_refused_before_it_is_held(pair: RealSpace) -> None:
@@ -152,8 +153,8 @@ async def counts(session: Session, number: int) -> bool:
 async def test_an_agent_is_here_while_a_program_of_it_is_attached_and_not_because_its_host_receives(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program_presence, "LATELY", 1.0)
-    monkeypatch.setattr(program_presence, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(sessions, "LATELY", 1.0)
+    monkeypatch.setattr(sessions, "LOOK_EVERY", 0.05)
     async with daemon_in(pair.home.home), tidings.connect("main", name="ada", home=pair.home.home) as ada:
         await ada.who()
         told = ["offline"]
@@ -251,17 +252,18 @@ async def test_mail_is_opened_for_a_stream_beside_the_loop(pair: RealSpace, monk
 async def test_streams_that_begin_together_are_counted_before_there_is_room_for_all(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_events, "MOST_STREAMS_OF_ONE", 1)
+    monkeypatch.setattr(routes_mail, "MOST_STREAMS_OF_ONE", 1)
     async with daemon_in(pair.home.home) as daemon:
         bob, begun, go_on = await session_of(pair, "bob", receive=True), list[str](), asyncio.Event()
-        last = daemon.host.inbox.last
+        read = daemon.host.inbox.read
 
-        async def slow(space: str, recipient: str) -> int:
-            begun.append(recipient)
-            await go_on.wait()
-            return await last(space, recipient)
+        async def slow(view: Callable[..., Any], *of: Any, **more: Any) -> Any:
+            if view is inbox_views.last:
+                begun.append(of[1])
+                await go_on.wait()
+            return await read(view, *of, **more)
 
-        monkeypatch.setattr(daemon.host.inbox, "last", slow)
+        monkeypatch.setattr(daemon.host.inbox, "read", slow)
         followers = [Follower(bob) for _ in range(3)]
         await eventually(lambda: len(begun) == 3, what="all begin")
         go_on.set()
@@ -289,7 +291,7 @@ async def test_messages_that_come_while_a_stream_begins_are_streamed_once(pair: 
 async def test_a_reader_that_takes_nothing_is_cut_and_holds_nobody_up(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_events, "SLOWEST", 0.5)
+    monkeypatch.setattr(routes_mail, "SLOWEST", 0.5)
     home = pair.home.home
     async with daemon_in(home) as daemon:
         ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
@@ -329,7 +331,7 @@ def drained(connection: socket.socket) -> bytes:
 async def test_an_idle_stream_says_that_it_lives_and_that_the_space_went_away(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_events, "KEEPALIVE", 0.1)
+    monkeypatch.setattr(routes_mail, "KEEPALIVE", 0.1)
     async with daemon_in(pair.home.home):
         bob = await session_of(pair, "bob", receive=True)
         follower = Follower(bob, None)
@@ -789,7 +791,7 @@ async def test_an_agent_that_cannot_get_open_because_its_inbox_is_damaged_is_a_p
 
 
 async def _any_mail(daemon: Daemon) -> bool:
-    return bool(await daemon.host.inbox.unread_counts())
+    return bool(await daemon.host.inbox.read(inbox_views.unread_counts))
 
 
 async def test_an_agent_whose_mail_another_program_receives_is_named_with_the_reason(pair: RealSpace) -> None:

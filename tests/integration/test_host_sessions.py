@@ -30,7 +30,8 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.host import routes_events, routes_mail, routes_operator, routes_space
+from tidings.host import inbox as inbox_views
+from tidings.host import routes_mail, routes_operator, routes_space
 from tidings.host.daemon import Daemon, HostServer, PeerChecked, is_ours
 from tidings.util.private_sockets import peer_uid
 from tidings.wire.message import new_id
@@ -51,7 +52,7 @@ OPEN = {
 }
 ROUTES = [
     (method, route.path)
-    for module in (routes_operator, routes_mail, routes_space, routes_events)
+    for module in (routes_operator, routes_mail, routes_space)
     for route in module.ROUTES
     for method in sorted((route.methods or set()) - {"HEAD"})
 ]
@@ -369,7 +370,7 @@ async def test_a_rotation_is_refused_while_the_host_holds_something_unread_for_t
         assert (await run("dm", "bob", "are you there?", "--as", "ada")).returncode == 0
 
         async def is_held() -> bool:
-            return sum((await daemon.host.inbox.unread_counts()).values()) == 1
+            return sum((await daemon.host.inbox.read(inbox_views.unread_counts)).values()) == 1
 
         await eventually(is_held, what="the host has it")
         refused = await run("agent", "rotate", "bob")

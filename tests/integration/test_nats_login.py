@@ -17,8 +17,7 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
-from tidings.delivery.login import Login
-from tidings.delivery.options import GivenOptions
+from tidings.delivery.login import GivenOptions, Login
 from tidings.delivery.sink import SinkOptions, publish_batches
 from tidings.delivery.source import NatsReader
 from tidings.delivery.source_options import SourceOptions

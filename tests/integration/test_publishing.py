@@ -64,8 +64,8 @@ async def test_what_was_prepared_offline_is_published_once_by_two_processes(pair
         first, second = await ada.publish(prepared), await again.publish(prepared)
         assert (first.duplicate, second.duplicate) == (False, True)
         assert first.seq == second.seq
-        assert await again.is_stored(prepared, first.seq)
-        assert not await again.is_stored(prepared, first.seq + 1)
+        assert await again.publisher.is_stored(prepared, first.seq)
+        assert not await again.publisher.is_stored(prepared, first.seq + 1)
         assert first.incarnation == ada.incarnation == again.incarnation
     assert await count(pair, prepared) == 1
 
@@ -116,13 +116,13 @@ async def test_what_was_stored_before_the_window_is_found_and_need_not_be_stored
 ) -> None:
     prepared = (await one_of_each(pair))[kind]
     async with connect(pair, "ada", receive=False) as ada:
-        assert await ada.find_stored(prepared) is None
+        assert await ada.publisher.find(prepared) is None
         stored = await ada.publish(prepared)
-        assert await ada.find_stored(prepared) == stored.seq
+        assert await ada.publisher.find(prepared) == stored.seq
         await forget_ids(pair)
-        assert await ada.find_stored(prepared) == stored.seq, "before anybody publishes it again"
+        assert await ada.publisher.find(prepared) == stored.seq, "before anybody publishes it again"
         assert not (await ada.publish(prepared)).duplicate, "the broker would have stored it twice"
-        assert await ada.find_stored(prepared) == stored.seq
+        assert await ada.publisher.find(prepared) == stored.seq
 
 
 @pytest.mark.parametrize("kind", ["chat", "dm", "task"])
@@ -132,11 +132,11 @@ async def test_another_agents_message_of_the_same_id_is_never_told(pair: RealSpa
     prepared = (await one_of_each(pair))[kind]
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "mal", receive=False) as mal:
         stored = await ada.publish(prepared)
-        assert await ada.find_stored(prepared) == stored.seq
-        assert await mal.find_stored(prepared) is None
+        assert await ada.publisher.find(prepared) == stored.seq
+        assert await mal.publisher.find(prepared) is None
         answer = await mal.connection.call("trace", "find", kind=kind, to=prepared.destination, id=prepared.id)
         assert answer == {"ok": True, "seq": None, "state": "unknown", "next": None}
-        assert not await mal.is_stored(prepared, stored.seq)
+        assert not await mal.publisher.is_stored(prepared, stored.seq)
 
 
 async def test_a_message_read_and_removed_is_found_as_long_as_its_receipt_is_remembered(pair: RealSpace) -> None:
@@ -147,8 +147,8 @@ async def test_a_message_read_and_removed_is_found_as_long_as_its_receipt_is_rem
         assert (await ada.receipt(prepared.id, "read")).stage == "read"
         async with pair.core() as core:
             await core.purge("DM_main", subject_filter=prepared.subject, below=NO_END)
-        assert not await ada.is_stored(prepared, stored.seq)
-        assert await ada.find_stored(prepared) == stored.seq
+        assert not await ada.publisher.is_stored(prepared, stored.seq)
+        assert await ada.publisher.find(prepared) == stored.seq
 
 
 async def test_a_task_done_and_removed_is_found_as_long_as_its_fate_is_remembered(pair: RealSpace) -> None:
@@ -158,7 +158,7 @@ async def test_a_task_done_and_removed_is_found_as_long_as_its_fate_is_remembere
         await (await asyncio.wait_for(anext(aiter(bob.work("reviewer"))), 10)).done("yes")
         async with pair.core() as core:
             await core.purge("TASK_main", subject_filter=prepared.subject, below=NO_END)
-        assert await ada.find_stored(prepared) == stored.seq
+        assert await ada.publisher.find(prepared) == stored.seq
 
 
 @pytest.mark.parametrize("kind", ["chat", "dm", "task"])
@@ -175,12 +175,12 @@ async def test_which_of_many_are_stored_is_told_to_their_sender_and_nobody_else(
         for prepared in stored:
             await ada.publish(prepared)
         ids = [each.id for each in these]
-        assert await ada.which_stored(kind, to, ids, since=since) == set(ids) - {absent.id}
-        assert await ada.which_stored(kind, to, ids[-2:], since=since) == {ids[-2]}
-        assert await mal.which_stored(kind, to, ids, since=since) == set()
+        assert await ada.publisher.which(kind, to, ids, since=since) == set(ids) - {absent.id}
+        assert await ada.publisher.which(kind, to, ids[-2:], since=since) == {ids[-2]}
+        assert await mal.publisher.which(kind, to, ids, since=since) == set()
         for wrong in ([], ["x"], ids * 200):
             with pytest.raises(UsageError, match="1 to 1000 message ids"):
-                await ada.which_stored(kind, to, wrong, since=since)
+                await ada.publisher.which(kind, to, wrong, since=since)
 
 
 async def test_which_of_many_were_read_or_done_and_removed_is_told_too(pair: RealSpace) -> None:
@@ -197,7 +197,7 @@ async def test_which_of_many_were_read_or_done_and_removed_is_told_too(pair: Rea
                 await core.purge(STREAM[prepared.kind], subject_filter=prepared.subject, below=NO_END)
         for prepared in (direct, task):
             ids = [prepared.id, new_id()]
-            found = await ada.which_stored(prepared.kind, prepared.destination, ids, since=time.time())
+            found = await ada.publisher.which(prepared.kind, prepared.destination, ids, since=time.time())
             assert found == {prepared.id}
 
 
@@ -208,7 +208,7 @@ async def test_an_id_made_days_ago_or_by_a_clock_that_was_ahead_is_found(pair: R
             made = f"{now + hours * 3_600_000:012x}"
             prepared = (await one_of_each(pair, id=f"{made[:8]}-{made[8:]}{new_id()[13:]}"))["chat"]
             stored = await ada.publish(prepared)
-            assert await ada.find_stored(prepared) == stored.seq, f"{hours} hours from now"
+            assert await ada.publisher.find(prepared) == stored.seq, f"{hours} hours from now"
 
 
 async def test_a_search_reads_a_bounded_number_of_records_and_goes_on_where_it_was(
@@ -223,9 +223,9 @@ async def test_a_search_reads_a_bounded_number_of_records_and_goes_on_where_it_w
         first = await ada.connection.call("trace", "find", kind="chat", to="general", id=prepared.id)
         assert (first["seq"], first["state"]) == (None, "unknown")
         assert first["next"] < stored.seq
-        assert await ada.find_stored(prepared) == stored.seq
+        assert await ada.publisher.find(prepared) == stored.seq
         other = replace(prepared, id=new_id())
-        assert await ada.find_stored(other) is None
+        assert await ada.publisher.find(other) is None
 
 
 async def test_another_message_of_ones_own_under_the_id_is_said_and_not_taken_for_it(pair: RealSpace) -> None:
@@ -235,7 +235,7 @@ async def test_another_message_of_ones_own_under_the_id_is_said_and_not_taken_fo
             await ada.publish((await one_of_each(pair, "first", id=mid))[kind])
             other = (await one_of_each(pair, "second", id=mid))[kind]
             with pytest.raises(IdBurned, match="choose a new one"):
-                await ada.find_stored(other)
+                await ada.publisher.find(other)
             with pytest.raises(IdBurned, match="choose a new one"):
                 await ada.publish(other)
 

@@ -8,7 +8,7 @@ import pytest
 import tidings
 from tidings.admin.agents import AgentFile
 from tidings.client.connect import connect_directly
-from tidings.client.membership import MembershipChange
+from tidings.client.live import MembershipChange
 from tidings.errors import ConflictError, StewardUnreachable
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace
 from tidings_testing.waiting import eventually

@@ -36,7 +36,7 @@ def packed(path: Path, notes: Path) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for file in sorted(package.rglob("*.py")):
             text = file.read_text()
-            if file.name == "encoding.py" and file.parent.name == "pipeline":
+            if file.name == "encoding.py" and file.parent.name == "delivery":
                 text += NOTE % str(notes)
             archive.writestr(str(file.relative_to(package.parent)), text)
     return path

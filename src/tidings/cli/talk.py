@@ -29,8 +29,7 @@ from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
     from tidings.client.incoming import Incoming
-    from tidings.client.interface import AgentInterface, Receipt
-    from tidings.client.membership import Joined
+    from tidings.client.interface import AgentInterface, Joined, Receipt
     from tidings.client.notices import Notice
 
 WholeOption = Annotated[bool, Option("--whole", help="Do not cut long texts on a terminal.")]

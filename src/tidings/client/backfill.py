@@ -18,7 +18,7 @@ from typing import Any
 
 from tidings.client.connection import AgentConnection
 from tidings.client.intake import Intake
-from tidings.client.membership import Hole, LocalMembership
+from tidings.client.live import Hole, LocalMembership
 from tidings.client.notices import Gap
 from tidings.client.records import UNDECIDED, LiveRecord, RecordOpener
 from tidings.errors import ConflictError, ConnectionLost, DeniedError, OutcomeUnknown, TidingsError, UnreachableError

@@ -7,7 +7,7 @@ If the steward is away the live subscription stands, the join says so, and it is
 A log that went backwards (another `epoch`, or other records than those remembered) has what is known by sequence
 forgotten above where both agree, joins again, and is read again.
 How copies are received and held is in `live.py`, how the log is read in `backfill.py`, what a membership is in
-`membership.py`.
+`LocalMembership`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tidings.client import notices
 from tidings.client.backfill import Backfill, LogReader
 from tidings.client.connection import AgentConnection
 from tidings.client.intake import Intake
-from tidings.client.live import LiveCopies, unsubscribe
-from tidings.client.membership import Joined, Leave, LocalMembership, MembershipChange, Memberships
+from tidings.client.interface import Joined
+from tidings.client.live import Leave, LiveCopies, LocalMembership, MembershipChange, Memberships, unsubscribe
 from tidings.client.read_state import NOWHERE, Position
 from tidings.client.records import LiveRecord
 from tidings.errors import (

@@ -180,36 +180,12 @@ def home_of(options: ConnectOptions) -> Path:
 # --- to the space itself ---
 
 
-def connect_directly(
-    space: str | None = None,
-    *,
-    name: str | None = None,
-    channels: Sequence[str] = (),
-    home: str | Path | None = None,
-    bundle: str | Path | None = None,
-    state: str | Path | None = None,
-    url: str | None = None,
-    inbox: int = 512,
-    ping_interval: float = 5.0,
-    receive: bool = True,
-    backfill: int = 0,
-    retry: Retry | None = None,
-    presence: bool = True,
-    beat: float | None = None,
-) -> Endpoint:
+def connect_directly(space: str | None = None, **options: Unpack[ConnectOptions]) -> Endpoint:
     """An endpoint for agent `name` of `space`; the arguments are those of `tidings.connect`."""
-    return Endpoint(
-        lambda: find_identity(space, name, home, bundle, url),
-        channels=channels,
-        state=Path(state) if state else None,
-        inbox=inbox,
-        ping_interval=ping_interval,
-        receive=receive,
-        backfill=backfill,
-        retry=retry,
-        presence=presence,
-        beat=beat,
-    )
+    own: dict[str, Any] = dict(options)
+    name, home, bundle, url = (own.pop(each, None) for each in ("name", "home", "bundle", "url"))
+    state = own.pop("state", None)
+    return Endpoint(lambda: find_identity(space, name, home, bundle, url), state=Path(state) if state else None, **own)
 
 
 async def find_identity(

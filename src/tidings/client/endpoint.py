@@ -22,18 +22,16 @@ from tidings.client import notices
 from tidings.client.backfill import LogReader, Reached
 from tidings.client.channels import Channels
 from tidings.client.connection import AgentConnection, State
-from tidings.client.direct_mailbox import DirectMailbox
+from tidings.client.direct_mailbox import DirectMailbox, tell, wait_for_stage
 from tidings.client.directory import NameDirectory, check_takes_mail, speaking_as
 from tidings.client.frame_mailbox import FrameMailbox
 from tidings.client.incoming import DirectRef, Events, Inbox, Incoming, Past
 from tidings.client.intake import Intake
-from tidings.client.interface import AgentInterface, Agents, Left, Receipt
+from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left, Receipt
 from tidings.client.links import LinkTable
-from tidings.client.membership import Joined
 from tidings.client.presence import Presence
-from tidings.client.publishing import Kind, Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
+from tidings.client.publishing import Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
 from tidings.client.read_state import ReadState
-from tidings.client.receipts import tell, wait_for_stage
 from tidings.client.records import LiveRecord, RecordOpener
 from tidings.client.redelivery import Redelivery, Retry
 from tidings.client.remote_changes import AccessWatch, MembershipWatch
@@ -50,8 +48,7 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.util.task_ends import end_tasks
-from tidings.wire import message as wire
-from tidings.wire.message import Mention, Message, Part, Sender, check_list, check_said
+from tidings.wire.message import Mention, Sender, check_list
 from tidings.wire.names import check_channel, is_agent_id, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status
 from tidings.wire.states import ReceiptStage
@@ -146,12 +143,12 @@ class Endpoint(AgentInterface):
             self.connection, self.roster, self._channels, lambda: self._frames.begun
         )
         self._access = AccessWatch(self.connection, self.roster, self._channels, self.events.emit)
-        self._publisher = Publisher(self.connection, self._access)
+        self.publisher = Publisher(self.connection, self._access)
         self._direct = DirectMailbox(self.session, self.intake, self.links, self.directory)
         self._frames = FrameMailbox(self.session, self.intake, self._channels)
         self.redelivery = Redelivery(self._direct, self._retry)
         self.session.on_taken = self._frames.expect
-        self._tasks = Tasks(self, self._compose)
+        self._tasks = Tasks(self, self._sender)
         try:
             await self.connection.start()
             self._access.begin()
@@ -299,10 +296,6 @@ class Endpoint(AgentInterface):
         """This agent's access record in force: name, roles, what it may read, post and manage."""
         return await self._access.record()
 
-    async def refresh_access(self) -> bool:
-        """Take a new credential if the access record has one; the connection is rebuilt with it. Answers whether."""
-        return await self._access.refresh()
-
     async def _with_new_access(self, act: Callable[[], Awaitable[T]]) -> T:
         """Do something; if it is refused and the access was widened since we connected, do it with the new one."""
         used = self.connection.token_used
@@ -338,7 +331,6 @@ class Endpoint(AgentInterface):
         return sorted(name for name, each in self._channels.memberships.items() if not each.watching)
 
     async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
-        """The newest messages of a channel, newest first, as far as it replays."""
         records, reached = await self._log.newest(check_channel(unmarked(channel)), limit, before=before)
         return await self._past(records, reached)
 
@@ -379,28 +371,10 @@ class Endpoint(AgentInterface):
 
     # --- sending ---
 
-    async def send(
-        self,
-        channel: str,
-        text: str | None = None,
-        *,
-        data: Any = None,
-        parts: Iterable[Part] = (),
-        mentions: Iterable[Mention | str] = (),
-        priority: wire.Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> Receipt:
-        """Post to a channel; the answer comes once the log has it. A mention of nobody is refused before sending."""
-        check_said(text, parts, mentions, more=data is not None)
-        channel = unmarked(channel)
-        mentioned = await self.roster.mentions(mentions, timeout) if mentions else []
-        composed = self._compose(
-            text, data, parts, mentions=mentioned, priority=priority, reply_to=reply_to, context=context, id=id
-        )
-        stored = await self._publisher.publish(prepare_chat(self.identity, channel, composed), timeout)
+    async def _send(self, channel: str, draft: Draft, timeout: float) -> Receipt:
+        mentioned = await self.roster.mentions(draft.mentions, timeout) if draft.mentions else []
+        composed = draft.compose(self._sender(), mentioned)
+        stored = await self.publisher.publish(prepare_chat(self.identity, channel, composed), timeout)
         warnings = (*self._warnings(channel), *await self.unheard(channel, mentioned)) if mentioned else ()
         return Receipt(composed.id, stored.seq, warnings=warnings)
 
@@ -432,31 +406,16 @@ class Endpoint(AgentInterface):
             return ()
         return (f"{channel} is a live channel: whoever is mentioned and away does not get this",)
 
-    async def dm(
-        self,
-        to: str,
-        text: str | None = None,
-        *,
-        sealed: bool = True,
-        data: Any = None,
-        parts: Iterable[Part] = (),
-        priority: wire.Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> Receipt:
-        """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later."""
-        check_said(text, parts, more=data is not None)
+    async def _dm(self, to: str, draft: Draft, timeout: float) -> Receipt:
         target = await self._reader_id(to)
-        composed = self._compose(text, data, parts, priority=priority, reply_to=reply_to, context=context, id=id)
-        stored = await self.publish(prepare_direct(self.identity, target, composed, sealed=sealed), timeout=timeout)
+        composed = draft.compose(self._sender())
+        prepared = prepare_direct(self.identity, target, composed, sealed=draft.sealed)
+        stored = await self.publish(prepared, timeout=timeout)
         return Receipt(composed.id, stored.seq, to=target)
 
     async def receipt(
         self, sent: Receipt | str, stage: str = ReceiptStage.DELIVERED, *, timeout: float = 30.0, to: str | None = None
     ) -> Receipt:
-        """How far a direct message of yours has come: waits until `stage`, or says how far it is when time is over."""
         mid, told_to, seq = (sent, None, 0) if isinstance(sent, str) else (sent.id, sent.to, sent.seq)
         known_to, known_seq = self._direct.sent.get(mid, (told_to, seq))
         target = await self._agent_id(to) if to else known_to
@@ -481,15 +440,6 @@ class Endpoint(AgentInterface):
         mid, seq = (sent, 0) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else 0)
         return await self.connection.call("trace", "get", id=mid, seq=seq or self._direct.sent.get(mid, ("", 0))[1])
 
-    def _compose(self, text: str | None, data: Any, parts: Iterable[Part], **fields: Any) -> Message:
-        extra = {} if data is None else {"data": data}
-        try:
-            return wire.compose(self._sender(), text=text, parts=parts, **extra, **fields)
-        except TidingsError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"this cannot be sent: {error}") from error
-
     def _sender(self) -> Sender:
         """The role is one the access record grants, as far as the roster is known."""
         row = self.roster.rows.get(self.identity.id)
@@ -503,59 +453,25 @@ class Endpoint(AgentInterface):
 
         `only`: the incarnation of the broker that may have it; UnreachableError, at once, if that is not connected.
         """
-        stored = await self._publisher.publish(prepared, timeout, only)
+        stored = await self.publisher.publish(prepared, timeout, only)
         if prepared.kind == "dm":
             self._direct.note_sent(prepared.id, prepared.destination, stored.seq)
         return stored
 
-    async def is_stored(self, prepared: Prepared, seq: int) -> bool:
-        """Is the record at that sequence this message? One that was read and removed since is not: `find_stored`."""
-        return await self._publisher.is_stored(prepared, seq)
-
-    async def find_stored(self, prepared: Prepared, *, since: float | None = None) -> int | None:
-        """Where an earlier attempt of this message is or was stored, however long ago; None if it is not.
-
-        `since`: seconds since 1970 of the first attempt; unless said, the time in the message's id.
-        """
-        return await self._publisher.find(prepared, since)
-
-    async def which_stored(self, kind: Kind, destination: str, ids: Sequence[str], *, since: float) -> set[str]:
-        """Those of these ids of ours (at most 1,000) that may be stored there: `find_stored` says it of each."""
-        return await self._publisher.which(kind, destination, ids, since)
-
     # --- tasks ---
 
-    async def ask(
-        self,
-        role: str,
-        text: str | None = None,
-        *,
-        data: Any = None,
-        deadline: float | None = None,
-        parts: Iterable[Part] = (),
-        mentions: Iterable[Mention] = (),
-        priority: wire.Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> TaskTicket:
-        """Queue a task for any one holder of a role. `deadline`: seconds from now after which nobody may finish it."""
-        check_said(text, parts, mentions, more=data is not None)
-        more = (*parts, *task_terms(deadline, elsewhere="@" in role))
-        fields = {"mentions": mentions, "priority": priority, "reply_to": reply_to, "context": context, "id": id}
-        return await self._tasks.ask(role, self._compose(text, data, more, **fields), timeout)
+    async def _ask(self, role: str, draft: Draft, timeout: float) -> TaskTicket:
+        mentions: Iterable[Any] = draft.mentions
+        composed = draft.compose(self._sender(), mentions, task_terms(draft.deadline, elsewhere="@" in role))
+        return await self._tasks.ask(role, composed, timeout)
 
     def work(self, role: str) -> AsyncIterator[Job]:
-        """Tasks of a role, one at a time. A job that the loop's body leaves unsettled is given back."""
         return self._tasks.work(role)
 
     async def claim(self, role: str, wait: float = 0.0) -> Job | None:
-        """One task of a role, yours to settle with `done` or `fail`; None if none came within `wait` seconds."""
         return await self._tasks.claim(role, wait)
 
     async def task(self, message_id: str, timeout: float | None = 0.0, *, seq: int | None = None) -> TaskResult:
-        """How far a task this agent asked has come, by the id of its message, whoever of its programs asked."""
         return await self._tasks.result(message_id, seq, timeout)
 
     async def dead_letters(self, do: str, **arguments: Any) -> dict[str, Any]:
@@ -591,7 +507,6 @@ class Endpoint(AgentInterface):
             self._receiving = True
 
     async def next_message(self, timeout: float | None = None) -> Incoming:
-        """The next message. It is yours to `ack()`."""
         async with asyncio.timeout(timeout):
             if not self._receiving:
                 await self._start_receiving()

@@ -2,7 +2,7 @@
 
     pulled -> opened -> each message surfaced, or known already -> all settled -> kept in the state file -> acknowledged
 
-A block that a frame only names is not fetched (`block_reader.py`) if every message in it is known; if it is gone, its
+A block that a frame only names is not fetched (`BlockReader`) if every message in it is known; if it is gone, its
 messages are read from the log, under the access of now.
 
 One frame is pulled when the inbox has room for a usual one, or is empty if it never has. A frame waits for every
@@ -10,24 +10,30 @@ message in it that is in the application's hands, whichever copy of it surfaced:
 acknowledge. What does not verify is counted and holds nothing up; what does not open is reported and kept aside.
 A number that was skipped may be in the hands of a session that died, so it is given the broker's patience; then the gap
 is told and what it held is read from the log (`backfill.py`). Who may receive is `session_lease.py`'s part.
+
+`BlockReader` fetches the sealed blocks that frames name from where everybody fetches them, opens and checks them. One
+request per block, a few at a time, each tried for a moment and not for long: a block may be gone, because the
+broker removes the oldest, and then the log has its messages. So nothing here depends on why it did not come. In a
+cluster the server that is asked may not have it yet, or stand still, and is asked again; elsewhere what is not there
+does not appear. A block that is not what its reference names is counted, and not asked for twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from tidings.client.block_reader import AT_ONCE, BlockReader
 from tidings.client.channels import Channels
+from tidings.client.connection import AgentConnection
 from tidings.client.intake import Intake
 from tidings.client.mailbox import REFUSED_PAUSE, AgentMailbox, PendingAck
 from tidings.client.notices import FrameGap
 from tidings.client.read_state import Sequences
-from tidings.client.records import UNDECIDED, LiveRecord
+from tidings.client.records import UNDECIDED, LiveRecord, RecordOpener
 from tidings.client.session_lease import SessionLease
 from tidings.errors import (
     DeliveryLost,
@@ -39,10 +45,11 @@ from tidings.errors import (
 )
 from tidings.nats.acks import ACK_WAIT, DeliveryInfo
 from tidings.nats.client import Connection
+from tidings.nats.errors import NatsError, NoResponders, PublishDenied
 from tidings.util.failpoints import reach
 from tidings.util.private_files import write_private
 from tidings.util.task_ends import end_tasks
-from tidings.wire.frames import Block, Frame, FrameRecord, Lost, Ref, decode_frame, open_block, without_keys
+from tidings.wire.frames import Block, Frame, FrameRecord, Lost, Ref, decode_frame, open_block, open_ref, without_keys
 
 #: a pull lasts so long at first, and while somebody wants to know whether older copies are still to come; each that
 #: brings nothing makes the next one longer
@@ -151,6 +158,70 @@ class AckBatch:
         """Messages of a block that are known already, of which these are still in the application's hands."""
         self.reached[ref.channel] = max(ref.last, self.reached.get(ref.channel, 0))
         self.waiting.update(held)
+
+
+#: requests under way
+AT_ONCE = 8
+#: for one answer; the broker forgets a request after BLOCK_ANSWER
+PATIENCE = 2.0
+#: pauses before a server of a cluster is asked again
+CLUSTER_PAUSES = (0.05, 0.15, 0.5, 1.5)
+#: before a connection that is gone is waited for again
+RECONNECT_PAUSE = 0.05
+CONNECTION_PATIENCE = 30.0
+Missing = Literal["not there", "no answer", "refused"]
+
+
+class BlockReader:
+    """Gets blocks for one endpoint."""
+
+    def __init__(self, connection: AgentConnection, opener: RecordOpener) -> None:
+        self.connection = connection
+        self.opener = opener
+        #: requests that were made
+        self.asked = 0
+        self._under_way = asyncio.Semaphore(AT_ONCE)
+
+    async def records(self, epoch: str, ref: Ref) -> tuple[FrameRecord, ...] | None:
+        """The records of a block, verified to be those its reference names; None if they are to be had elsewhere."""
+        data = await self._get(ref.name.hex())
+        if data is None:
+            return None
+        try:
+            return open_ref(self.opener.space_id, epoch, ref, data)
+        except MalformedFrame:
+            self.opener.refused["block"] += 1
+            return None
+
+    async def _get(self, name: str) -> bytes | None:
+        tries = 0
+        while True:
+            found, pauses = await self._ask(name)
+            if isinstance(found, bytes):
+                return found
+            if tries >= len(pauses):
+                return None
+            await asyncio.sleep(pauses[tries])
+            tries += 1
+
+    async def _ask(self, name: str) -> tuple[bytes | Missing, Sequence[float]]:
+        """One request on a connection that stays: what came of it, and when to ask again if it is nothing."""
+        while True:
+            try:
+                async with self._under_way:
+                    connection = await self.connection.ready(CONNECTION_PATIENCE)
+                    self.asked += 1
+                    answer = await connection.request(self.opener.subjects.block_get(name), timeout=PATIENCE)
+            except (NoResponders, PublishDenied):  # no such stream, or no right to ask
+                return "refused", ()
+            except TimeoutError:
+                return "no answer", CLUSTER_PAUSES if connection.info.get("cluster") else (0.0,)
+            except (NatsError, UnreachableError, OSError):
+                await asyncio.sleep(RECONNECT_PAUSE)
+                continue
+            if answer.status is None:
+                return answer.data, ()
+            return "not there", CLUSTER_PAUSES if connection.info.get("cluster") else ()
 
 
 class FrameMailbox(AgentMailbox[tuple[PendingAck, Frame, int]]):

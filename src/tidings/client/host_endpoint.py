@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
@@ -21,8 +21,7 @@ from tidings.client.host_endpoint_tasks import EARLY_PAUSE, LONG_POLL, HostTasks
 from tidings.client.host_http import HostClient, Json, ServerEvent, path_part
 from tidings.client.host_session import SessionFile, SessionSource
 from tidings.client.incoming import Events, Inbox, Incoming, Past
-from tidings.client.interface import AgentInterface, Agents, Left, Receipt
-from tidings.client.membership import Joined
+from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left, Receipt
 from tidings.client.message_json import read_message
 from tidings.client.notices import Notice
 from tidings.client.redelivery import Retry
@@ -42,7 +41,7 @@ from tidings.errors import (
 )
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
-from tidings.wire.message import Mention, Part, Priority, check_list, check_said, new_id, write_parts
+from tidings.wire.message import check_list, new_id, write_parts
 from tidings.wire.names import unmarked
 from tidings.wire.roster import Agent, Status
 from tidings.wire.states import ReceiptStage
@@ -202,72 +201,33 @@ class HostEndpoint(AgentInterface):
 
     # --- sending ---
 
-    async def send(
-        self,
-        channel: str,
-        text: str | None = None,
-        *,
-        data: Any = None,
-        parts: Iterable[Part] = (),
-        mentions: Iterable[Mention | str] = (),
-        priority: Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> Receipt:
-        check_said(text, parts, mentions, more=data is not None)
-        named = [each if isinstance(each, str) else each.id for each in mentions]
-        fields = {"channel": unmarked(channel), "mentions": named, "priority": priority, "reply_to": reply_to}
-        return await self._hand_over(fields | {"context": context}, text, data, parts, id, timeout)
+    async def _send(self, channel: str, draft: Draft, timeout: float) -> Receipt:
+        return await self._hand_over({"channel": channel}, draft, timeout)
 
-    async def dm(
-        self,
-        to: str,
-        text: str | None = None,
-        *,
-        data: Any = None,
-        parts: Iterable[Part] = (),
-        priority: Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> Receipt:
-        check_said(text, parts, more=data is not None)
-        fields = {"agent": to, "priority": priority, "reply_to": reply_to, "context": context}
-        return await self._hand_over(fields, text, data, parts, id, timeout)
+    async def _dm(self, to: str, draft: Draft, timeout: float) -> Receipt:
+        if not draft.sealed:
+            raise UsageError("the host seals every direct message: connect with via='direct' to send one unsealed")
+        return await self._hand_over({"agent": to}, draft, timeout)
 
-    async def ask(
-        self,
-        role: str,
-        text: str | None = None,
-        *,
-        data: Any = None,
-        deadline: float | None = None,
-        parts: Iterable[Part] = (),
-        mentions: Iterable[Mention] = (),
-        priority: Priority = "next",
-        reply_to: str | None = None,
-        context: str | None = None,
-        id: str | None = None,  # noqa: A002
-        timeout: float = 5.0,
-    ) -> TaskTicket:
-        check_said(text, parts, mentions, more=data is not None)
-        named = [each if isinstance(each, str) else each.id for each in mentions]
-        fields = {"role": role, "deadline": deadline, "mentions": named, "priority": priority, "reply_to": reply_to}
-        receipt = await self._hand_over(fields | {"context": context}, text, data, parts, id, timeout)
-        return TaskTicket(receipt, role, self._tasks)
+    async def _ask(self, role: str, draft: Draft, timeout: float) -> TaskTicket:
+        return TaskTicket(await self._hand_over({"role": role}, draft, timeout), role, self._tasks)
 
-    async def _hand_over(
-        self, fields: Json, text: str | None, data: Any, parts: Iterable[Part], chosen: str | None, timeout: float
-    ) -> Receipt:
+    async def _hand_over(self, destination: Json, draft: Draft, timeout: float) -> Receipt:
         """The host answers once it is on disk, and waits `timeout` seconds for the space, unless that is known to be
         away. Asked again under the same id it is the same message."""
-        mid = chosen or new_id()
-        wanted = fields | {"text": text, "data": data, "parts": write_parts(parts), "id": mid}
-        lists = ("parts", "mentions")  # `data` may be an empty one
-        body = {name: value for name, value in wanted.items() if value is not None and (value or name not in lists)}
+        mid = draft.id or new_id()
+        wanted = {
+            "text": draft.text,
+            "data": draft.data,
+            "parts": write_parts(draft.parts) or None,
+            "mentions": [each if isinstance(each, str) else each.id for each in draft.mentions] or None,
+            "priority": draft.priority,
+            "reply_to": draft.reply_to,
+            "context": draft.context,
+            "deadline": draft.deadline,
+            "id": mid,
+        }
+        body = destination | {name: value for name, value in wanted.items() if value is not None}
         found = await self._insisting(mid, lambda: self.ask_host("POST", "/v1/send", body, wait=timeout))
         if found["state"] in ("dead", "cancelled"):
             why = found["why"] or f"it is {found['state']}"

@@ -18,18 +18,60 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from tidings.errors import TidingsError, UsageError
 from tidings.rpc.control import collect
-from tidings.wire.message import Mention, Part, Priority
+from tidings.wire.message import Mention, Message, Part, Priority, Sender, check_said, compose
 from tidings.wire.names import check_channel, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status
 from tidings.wire.states import ReceiptStage
 
 if TYPE_CHECKING:
     from tidings.client.incoming import Events, Incoming, Past
-    from tidings.client.membership import Joined
     from tidings.client.tasks import Job, TaskResult, TaskTicket
 
 Via = Literal["direct", "host"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a program wants to say, whichever way it goes: the arguments of `send`, `dm` and `ask`."""
+
+    text: str | None = None
+    #: any JSON value; None is no data
+    data: Any = None
+    parts: Iterable[Part] = ()
+    mentions: Iterable[Mention | str] = ()
+    priority: Priority = "next"
+    reply_to: str | None = None
+    context: str | None = None
+    id: str | None = None
+    sealed: bool = True
+    deadline: float | None = None
+
+    def check(self) -> Self:
+        """Returns itself; UsageError if it says nothing, or holds what a program hands over by mistake."""
+        check_said(self.text, self.parts, self.mentions, more=self.data is not None)
+        return self
+
+    def compose(self, sender: Sender, mentions: Iterable[Mention] = (), terms: Iterable[Part] = ()) -> Message:
+        """The message of this sender, with its mentions resolved. `terms`: what the steward has to know of a task."""
+        extra = {} if self.data is None else {"data": self.data}
+        try:
+            return compose(
+                sender,
+                text=self.text,
+                parts=(*self.parts, *terms),
+                mentions=mentions,
+                priority=self.priority,
+                reply_to=self.reply_to,
+                context=self.context,
+                id=self.id,
+                **extra,
+            )
+        except TidingsError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"this cannot be sent: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +92,19 @@ class Receipt:
     row: int | None = None
     state: str | None = None
     code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a join came to. `durable` is False with a `reason` while the steward or durable delivery is away."""
+
+    channel: str
+    state: str
+    seq: int
+    durable: bool
+    reason: str
+    backfilled: int = 0
+    cls: str = "durable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +177,6 @@ class AgentInterface(ABC):
 
     # --- sending ---
 
-    @abstractmethod
     async def send(
         self,
         channel: str,
@@ -137,18 +191,20 @@ class AgentInterface(ABC):
         id: str | None = None,  # noqa: A002
         timeout: float = 5.0,
     ) -> Receipt:
-        """Post to a channel. A mention of nobody is refused.
+        """Post to a channel. A mention of nobody is refused before sending.
 
         Directly the answer is `confirmed`, or an error. Through the host it may be `stored`, if the space did not
         confirm it within `timeout`; UnreachableError and OutcomeUnknown are then the host's, not the space's.
         """
+        draft = Draft(text, data, parts, mentions, priority, reply_to, context, id).check()
+        return await self._send(unmarked(channel), draft, timeout)
 
-    @abstractmethod
     async def dm(
         self,
         to: str,
         text: str | None = None,
         *,
+        sealed: bool = True,
         data: Any = None,
         parts: Iterable[Part] = (),
         priority: Priority = "next",
@@ -157,9 +213,13 @@ class AgentInterface(ABC):
         id: str | None = None,  # noqa: A002
         timeout: float = 5.0,
     ) -> Receipt:
-        """Write to one agent, sealed so that only it can read it."""
+        """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later.
 
-    @abstractmethod
+        The host seals every direct message: `sealed=False` needs a connection of one's own.
+        """
+        draft = Draft(text, data, parts, (), priority, reply_to, context, id, sealed=sealed).check()
+        return await self._dm(to, draft, timeout)
+
     async def ask(
         self,
         role: str,
@@ -176,6 +236,17 @@ class AgentInterface(ABC):
         timeout: float = 5.0,
     ) -> TaskTicket:
         """Queue a task for any one holder of a role. `deadline`: seconds from now after which nobody may finish it."""
+        draft = Draft(text, data, parts, mentions, priority, reply_to, context, id, deadline=deadline).check()
+        return await self._ask(role, draft, timeout)
+
+    @abstractmethod
+    async def _send(self, channel: str, draft: Draft, timeout: float) -> Receipt: ...
+
+    @abstractmethod
+    async def _dm(self, to: str, draft: Draft, timeout: float) -> Receipt: ...
+
+    @abstractmethod
+    async def _ask(self, role: str, draft: Draft, timeout: float) -> TaskTicket: ...
 
     @abstractmethod
     async def receipt(

@@ -16,9 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tidings.client.direct_mailbox import DirectMailbox
+from tidings.client.direct_mailbox import DirectMailbox, tell
 from tidings.client.incoming import Incoming
-from tidings.client.receipts import tell
 from tidings.client.records import UNDECIDED
 from tidings.errors import DeadLetter, DeniedError, TidingsError, UnreachableError, UsageError
 from tidings.util.backoff import Backoff

@@ -24,7 +24,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidings.client.directory import TaskAddress, address_task, claim_of
-from tidings.client.interface import Receipt
+from tidings.client.interface import Draft, Receipt
 from tidings.client.links import Judge
 from tidings.client.publishing import prepare_task
 from tidings.errors import (
@@ -190,12 +190,12 @@ class Job:
 class Tasks:
     """The tasks of one endpoint, asked and held."""
 
-    def __init__(self, endpoint: Endpoint, compose: Callable[..., Message]) -> None:
+    def __init__(self, endpoint: Endpoint, sender: Callable[[], Sender]) -> None:
         self.endpoint = endpoint
         self.connection = endpoint.connection
         self.identity = endpoint.identity
         self.session = new_id()
-        self._compose = compose
+        self._sender = sender
         self._open: dict[int, Job] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
@@ -433,7 +433,7 @@ class Tasks:
         if text is None and data is None:
             text = ""
         check_said(text, more=True)
-        composed = self._compose(text, data, (), reply_to=job.message.id)
+        composed = Draft(text, data, reply_to=job.message.id).compose(self._sender())
         if job.origin:  # only its asker is to read it, not whoever keeps it on the way
             composed = seal_message(self.identity.key, self._key_now(job.asker), composed)
         payload = composed.raw or wire.encode(composed)

@@ -7,6 +7,21 @@ Delta does not sync what it writes. After a power cut an entry can be empty (Del
 says nothing), torn (Delta refuses the table, for ever) or gone. A checkpoint is made from entries and can be made
 again; an entry cannot. The newest ones, if they are torn, are put aside: they are not done, and whoever wrote them sees
 that by what the table reached. Any other that is broken is said, with what to do, and never touched here.
+
+The rows of a Delta table: from a folder with Arrow's own files, from a store file by file.
+
+deltalake's own files pass each read through Python, on threads of Arrow, and a process that used them often aborts at
+its end (measured: every third). So from a store each file is fetched whole, by threads of ours that end, and decoded
+from memory; files that cannot hold what is asked for are not fetched, as far as their minima and maxima say so.
+While a store is waited for nothing may hold the interpreter: the beat of the lease would stop (deltalake's lists, its
+queries and openings without a known size do, measured; so none of them is used here).
+
+Is a Delta table damaged, or can its files only not be read now? The first is put aside, the second waits.
+
+Arrow and deltalake raise `OSError` for both: for a flipped bit in a file as for a full table of descriptors or a store
+that refuses. So they are told apart by reading: each file is fetched whole, and then decoded from memory. What fails in
+fetching is the disk's, the network's or a permission's; what fails in decoding is damage, and so is a file that the
+table names and that is gone.
 """
 
 from __future__ import annotations
@@ -14,14 +29,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
 from tidings.errors import StoreBroken
@@ -197,3 +215,101 @@ class DeltaLog:
 
     def _checkpoint(self, version: int) -> str:
         return f"{LOG}/{version:020}.checkpoint.parquet"
+
+
+Filters = list[tuple[str, str, Any]]
+#: fetches at a time
+FETCHES = 8
+
+
+class TableFiles:
+    """The files of one table, by paths below it."""
+
+    def __init__(self, uri: str, options: Mapping[str, str]) -> None:
+        self._options = dict(options)
+        folder = local_folder(uri)
+        self._native = None if folder is None else pa_fs.SubTreeFileSystem(folder, pa_fs.LocalFileSystem())
+
+    def rows(self, table: DeltaTable, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pa.Table:
+        chosen = None if columns is None else list(columns)
+        if self._native is not None:
+            return table.to_pyarrow_table(columns=chosen, filters=filters, filesystem=self._native)
+        where = None if filters is None else pq.filters_to_expression(filters)
+        # nothing is opened through this one: it only knows which files there are, and their minima and maxima
+        dataset = table.to_pyarrow_dataset(filesystem=pa_fs.LocalFileSystem())
+        paths = [fragment.path for fragment in dataset.get_fragments(where)]
+        with ThreadPoolExecutor(FETCHES) as pool:
+            contents = list(pool.map(self.fetcher(table), paths))
+        parts = [decoded(content, dataset.schema, chosen, where) for content in contents]
+        empty = dataset.schema.empty_table()
+        return pa.concat_tables([empty if chosen is None else empty.select(chosen), *parts])
+
+    def parts(
+        self, table: DeltaTable, columns: Sequence[str] | None = None, filters: Filters | None = None
+    ) -> Iterator[pa.Table]:
+        """The same rows, those of one file at a time."""
+        chosen = None if columns is None else list(columns)
+        where = None if filters is None else pq.filters_to_expression(filters)
+        dataset = table.to_pyarrow_dataset(filesystem=self._native or pa_fs.LocalFileSystem())
+        fetch = self.fetcher(table)
+        for fragment in dataset.get_fragments(where):
+            yield decoded(fetch(fragment.path), dataset.schema, chosen, where)
+
+    def fetcher(self, table: DeltaTable) -> Callable[[str], Any]:
+        """What answers the content of a file of that table."""
+        native = self._native
+        if native is not None:
+            return lambda path: native.open_input_stream(path).read()
+        # without the sizes each opening would ask the store, and hold the interpreter meanwhile
+        sizes = table._table.get_add_file_sizes()
+        files = DeltaStorageHandler.from_table(table._table, self._options, sizes)
+        return lambda path: files.open_input_file(path).read()
+
+
+def decoded(content: Any, schema: pa.Schema, columns: list[str] | None = None, where: Any = None) -> pa.Table:
+    return pq.read_table(pa.BufferReader(content), schema=schema, columns=columns, filters=where, use_threads=False)
+
+
+#: what reading a table raises if its bytes are not what they were
+UNDECODABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+#: what follows the path of an address: with some stores it holds a signature
+_QUERY = re.compile(r"(?<=://)([^\s?]*)\?\S+")
+LONGEST = 450
+
+
+def fault_of(rows: pa.Table, needed: Sequence[str]) -> str | None:
+    """What is wrong with rows that could be decoded: texts that are none, or nothing where something must be."""
+    try:
+        rows.validate(full=True)
+    except pa.ArrowException as error:
+        return words_of(error)
+    empty = [name for name in needed if name in rows.column_names and rows[name].null_count]
+    return f"rows have nothing in {', '.join(empty)}" if empty else None
+
+
+def damaged_file(table: DeltaTable, files: TableFiles, needed: Sequence[str]) -> str | None:
+    """The first file of the table that is damaged, and how; None if all are sound. `OSError`: they cannot be read."""
+    schema, fetch = pa.schema(table.schema().to_arrow()), files.fetcher(table)
+    for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist():
+        try:
+            content = fetch(path)
+        except FileNotFoundError:
+            return f"{path} is gone"
+        if why := _fault_in(content, schema, needed):
+            return f"{path} is damaged ({why})"
+    return None
+
+
+def _fault_in(content: bytes, schema: pa.Schema, needed: Sequence[str]) -> str | None:
+    try:
+        return fault_of(decoded(content, schema), needed)
+    except UNDECODABLE as error:
+        return words_of(error)
+
+
+def words_of(error: BaseException | None) -> str:
+    """An error as part of a sentence: a store's goes over many lines, in colours, and may hold a signed address."""
+    lines = [line.strip(" \t↳") for line in _COLOUR.sub("", str(error)).splitlines()]
+    said = ": ".join(line for line in lines if line and not line.startswith("<"))  # the page that a server answered
+    return _QUERY.sub(r"\1?..", said or type(error).__name__)[:LONGEST]

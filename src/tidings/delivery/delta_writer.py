@@ -24,9 +24,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from tidings.delivery.delta_damage import damaged_file, fault_of, words_of
-from tidings.delivery.delta_log import DeltaLog, local_folder
-from tidings.delivery.delta_rows import Filters, TableFiles
+from tidings.delivery.delta_log import DeltaLog, Filters, TableFiles, damaged_file, fault_of, local_folder, words_of
 from tidings.delivery.storage import for_table
 from tidings.errors import ConfigError, ConflictError, OutcomeUnknown, StoreBroken, StoreError
 from tidings.wire.message import new_id

@@ -26,9 +26,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from tidings.delivery.deliverer import NEVER, DeliverBatch, HandedRange
-from tidings.delivery.delta_damage import fault_of, words_of
-from tidings.delivery.delta_log import local_folder
-from tidings.delivery.delta_rows import TableFiles
+from tidings.delivery.delta_log import TableFiles, fault_of, local_folder, words_of
 from tidings.delivery.delta_writer import UNREAD, DeltaWriter
 from tidings.delivery.storage import below, for_table, is_folder
 from tidings.errors import ConflictError, StoreBroken, StoreError, TidingsError

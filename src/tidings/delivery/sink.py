@@ -23,8 +23,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from tidings.delivery.login import Login, checked_url
-from tidings.delivery.options import GivenOptions
+from tidings.delivery.login import GivenOptions, Login, checked_url
 from tidings.delivery.publishing import ROWS_IN_FLIGHT, Outgoing, batch_of, publish_in_order, publish_rows
 from tidings.errors import UnhealthyError, UsageError
 from tidings.nats.errors import NatsError

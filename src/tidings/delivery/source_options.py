@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tidings.delivery.batch_sizing import PartSizes
-from tidings.delivery.login import Login, checked_url
-from tidings.delivery.options import GivenOptions
+from tidings.delivery.login import GivenOptions, Login, checked_url
 from tidings.delivery.stream_reader import API, StreamLocation, StreamReader, StreamState
 from tidings.errors import UsageError
 from tidings.wire.records import parse_time

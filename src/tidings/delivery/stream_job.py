@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -39,6 +39,8 @@ from tidings.wire.subjects import Subjects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from tidings.delivery.broker_state import DeliverFloor
 
 log = logging.getLogger(__name__)
 RESTART = Backoff(1.0, 3.0)
@@ -96,16 +98,6 @@ class Tally:
 
 class SparkEnded(UnhealthyError):
     """There is no Spark any more to run a query: the process must end, and whoever keeps it starts another."""
-
-
-class Floor(Protocol):
-    """How far a job is, kept at the broker."""
-
-    def read(self) -> Mapping[str, Any] | None: ...
-
-    def read_by_all(self) -> int: ...
-
-    def rewind(self, seq: int, series: str, lost: tuple[int, int] | None = None) -> None: ...
 
 
 class StreamJob(ABC):
@@ -281,7 +273,7 @@ class StreamJob(ABC):
             self._say(f"the checkpoint could not be read ({damage}) and was put aside; delivery went on at its floor")
             self.checkpoint.retire()
 
-    def _rewind(self, reader: StreamReader, floor: Floor) -> int | None:
+    def _rewind(self, reader: StreamReader, floor: DeliverFloor) -> int | None:
         """If the log went backwards: a new checkpoint from where it still agrees. Answers where; None if it did not.
 
         Mailboxes and the floor may have gone with the log, to an earlier moment than the checkpoint's: then all that

@@ -10,6 +10,10 @@ answers, and that a newer session elsewhere receives. While that lives nobody ta
 (`take_back`), nor does a host that starts: the number of the session is remembered on disk (`HeldNumber`), and an
 endpoint goes on with it or finds a newer one. The steward is asked now and then, and once that ended this one receives
 again.
+
+`SessionPublisher` is the way of a row of the outbox to a broker: under its sender's identity, or the row waits. It
+answers for one run of the broker at a time, and only once the outbox has met that run: what an earlier one confirmed is
+verified before anything follows it.
 """
 
 from __future__ import annotations
@@ -18,13 +22,14 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tidings.client.endpoint import Endpoint
+from tidings.client.publishing import Kind, Prepared, Stored
 from tidings.errors import AuthRevoked, ConfigError, Reconnecting, TidingsError, UnreachableError
 from tidings.util.backoff import Backoff
 from tidings.util.private_files import read_private, write_private
@@ -347,3 +352,62 @@ class AgentSession:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_WITHIN):
                     await endpoint.connection.stop()
+
+
+class SessionPublisher:
+    """One agent's session as the drain sees it."""
+
+    def __init__(self, session: AgentSession) -> None:
+        self.session = session
+        #: the run of the broker that the outbox has met
+        self.met: str | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self.session.endpoint
+
+    @property
+    def incarnation(self) -> str:
+        found = self.endpoint.incarnation
+        if found is None or found != self.met:
+            raise Reconnecting(f"{self.session.agent} is connecting to {self.session.space}")
+        return found
+
+    async def publish(self, prepared: Prepared, incarnation: str, timeout: float) -> Stored:
+        return await self.endpoint.publish(prepared, timeout=timeout, only=incarnation)
+
+    async def is_stored(self, prepared: Prepared, seq: int) -> bool:
+        return await self.endpoint.publisher.is_stored(prepared, seq)
+
+    async def find_stored(self, prepared: Prepared, since: float) -> int | None:
+        return await self.endpoint.publisher.find(prepared, since)
+
+    async def which_stored(self, kind: Kind, destination: str, ids: list[str], since: float) -> set[str]:
+        return await self.endpoint.publisher.which(kind, destination, ids, since)
+
+    async def prove(self) -> str:
+        return await self.endpoint.prove()
+
+
+class SessionPublishers:
+    """Those of all agents of this host: `find` gives one by (space, sender), `all_of` those of a space."""
+
+    def __init__(
+        self, find: Callable[[str, str], SessionPublisher | None], all_of: Callable[[str], Iterable[SessionPublisher]]
+    ) -> None:
+        self._find, self._all_of = find, all_of
+
+    def of(self, space: str, sender: str) -> SessionPublisher:
+        found = self._find(space, sender)
+        if found is None:
+            raise AuthRevoked(f"this host does not work for {sender}: open a session of that agent here")
+        return found
+
+    def any_of(self, space: str) -> SessionPublisher:
+        for publisher in self._all_of(space):
+            try:
+                _ = publisher.incarnation
+            except TidingsError:
+                continue
+            return publisher
+        raise Reconnecting(f"no agent of this host is connected to {space}")

@@ -12,14 +12,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from tidings.admin.identity import Identity
 from tidings.client.directory import address_task, check_takes_mail, each_once, resolve_among, speaking_as
+from tidings.client.interface import Draft
 from tidings.client.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
-from tidings.errors import MalformedMessage, TidingsError, TooLarge, UnknownPeer, UsageError
+from tidings.errors import MalformedMessage, TooLarge, UnknownPeer, UsageError
+from tidings.host.directory import Seen
 from tidings.host.fingerprint import Kind, fingerprint_of
 from tidings.host.outbox_views import OutboxRow
 from tidings.wire import message as wire
@@ -53,17 +55,6 @@ OWN_KINDS = "dev.tidings."
 _FIELDS: dict[str, frozenset[str]] = {
     str(kind.kind): frozenset({"kind", *kind.__struct_fields__}) for kind in (TextPart, DataPart, ArtifactPart)
 }
-
-
-class Directory(Protocol):
-    """The agents of a space as last seen."""
-
-    @property
-    def unheard(self) -> Mapping[str, str]:
-        """Linked spaces whose agents are not told of now, and why."""
-        ...
-
-    def agents(self) -> Iterable[Agent]: ...
 
 
 class SendRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -125,9 +116,7 @@ def request_of(fields: Any) -> SendRequest:
         raise UsageError(f"this cannot be sent: {said}{has}") from error
 
 
-def compose_request(
-    request: SendRequest, identity: Identity, directory: Directory, *, role: str | None = None
-) -> Composed:
+def compose_request(request: SendRequest, identity: Identity, directory: Seen, *, role: str | None = None) -> Composed:
     """The request as a message of this agent, with what the directory knows. `role`: the one it wants to speak in."""
     agents = list(directory.agents())
     row = next((agent for agent in agents if agent.id == identity.id), None)
@@ -154,7 +143,7 @@ def age_limit(request: SendRequest) -> float:
 
 
 def fingerprint_again(
-    request: SendRequest, sender: Sender, row: OutboxRow, directory: Directory, kept: Message | None
+    request: SendRequest, sender: Sender, row: OutboxRow, directory: Seen, kept: Message | None
 ) -> bytes:
     """The fingerprint of a request that cannot be composed now; it is that of the row if the row was made by it.
 
@@ -190,24 +179,18 @@ def in_ms(seconds: float) -> int:
 
 
 def _message(request: SendRequest, sender: Sender, agents: list[Agent], unheard: Mapping[str, str]) -> Message:
-    extra = {} if request.data is None else {"data": request.data}
-    wire.check_said(request.text, request.parts, more=request.data is not None)
-    try:
-        return wire.compose(
-            sender,
-            text=request.text,
-            parts=(*_parts(request), *task_terms(request.deadline, elsewhere="@" in (request.role or ""))),
-            mentions=_mentions(agents, request.mentions, unheard),
-            priority=request.priority,
-            reply_to=request.reply_to,
-            context=request.context,
-            id=request.id,
-            **extra,
-        )
-    except TidingsError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"this cannot be sent: {error}") from error
+    draft = Draft(
+        request.text,
+        request.data,
+        _parts(request),
+        request.mentions,
+        request.priority,
+        request.reply_to,
+        request.context,
+        request.id,
+    )
+    terms = task_terms(request.deadline, elsewhere="@" in (request.role or ""))
+    return draft.check().compose(sender, _mentions(agents, request.mentions, unheard), terms)
 
 
 def compose_again(identity: Identity, kind: str, destination: str, payload: bytes) -> Prepared:

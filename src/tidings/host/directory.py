@@ -20,7 +20,7 @@ from tidings.wire.roster import Agent
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The agents of one space: the `Directory` of `composing`."""
+    """The agents of one space as last seen."""
 
     #: milliseconds since 1970; None if they never were
     at: int | None = None

@@ -39,17 +39,24 @@ from tidings.errors import (
     UnknownMessage,
     UnknownPeer,
 )
-from tidings.host import serialise
-from tidings.host.agent_sessions import OPEN, STUCK_AFTER, AgentSession, Hooks, SessionState
+from tidings.host import outbox_views, serialise
+from tidings.host.agent_sessions import (
+    OPEN,
+    STUCK_AFTER,
+    AgentSession,
+    Hooks,
+    SessionPublisher,
+    SessionPublishers,
+    SessionState,
+)
 from tidings.host.compose import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
 from tidings.host.directory import Directories
 from tidings.host.drain import STORE_RETRY, Drain
 from tidings.host.fingerprint import fingerprint_of
 from tidings.host.inbox import Bound, InboxStore
 from tidings.host.mailbox import bound_of, held_number, state_file
-from tidings.host.outbox import Draft, Lane, OutboxRow, OutboxStore, Terms
+from tidings.host.outbox import Lane, NewRow, OutboxRow, OutboxStore, Terms
 from tidings.host.outbox_transitions import reused
-from tidings.host.publishers import SessionPublisher, SessionPublishers
 from tidings.host.receiver import Receiver, Unkept
 from tidings.host.registry import Adopted, Registry, Scope, Source, check_source, identity_of
 from tidings.host.schema import SCHEMA
@@ -480,10 +487,10 @@ class Host:
 
     async def _accepted_before(self, scope: Scope, request: SendRequest, refusal: TidingsError) -> OutboxRow:
         """The row that this request made, while it could be composed: the same request has the same answer."""
-        row = await self.outbox.find(scope.space_id, scope.agent, request.id) if request.id else None
+        row = await self.outbox.read(outbox_views.find, scope.space_id, scope.agent, request.id) if request.id else None
         if row is None:
             raise refusal
-        kept = await self.outbox.payload(row.row)
+        kept = await self.outbox.read(outbox_views.payload, row.row)
         sender, seen = Sender(scope.agent, scope.name), self.directories.of(scope.space_id)
         try:
             again = fingerprint_again(request, sender, row, seen, kept and wire.decode(kept[0]))
@@ -536,9 +543,9 @@ class Host:
             why = agent.session.health.error or "it is not connected yet"
             found.append(f"{scope.name} cannot reach {scope.space}: {why}")
         else:
-            held = [each for each in await self.outbox.blocks() if _covers(each[:4], lane)]
+            held = [each for each in await self.outbox.read(outbox_views.blocks) if _covers(each[:4], lane)]
             found += [f"{each.code}: {each.words}" for each in held]
-        if (ahead := await self.outbox.ahead_of(row)) is not None:
+        if (ahead := await self.outbox.read(outbox_views.ahead_of, row)) is not None:
             found.append(f"message {ahead} to the same destination is before it")
         if row.attempts and row.code:
             pause = max(0, row.next_attempt_at - now) / 1000
@@ -554,7 +561,7 @@ class Host:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    while (row := await self.outbox.show(row.row)).state in ("pending", "inflight"):
+                    while (row := await self.outbox.read(outbox_views.show, row.row)).state in ("pending", "inflight"):
                         if self._hurried or agent.session.is_away:
                             break
                         await moved.wait()
@@ -582,7 +589,7 @@ class Host:
 
     async def find(self, scope: Scope, message_id: str) -> OutboxRow:
         """A message of this agent's outbox."""
-        found = await self.outbox.find(scope.space_id, scope.agent, message_id)
+        found = await self.outbox.read(outbox_views.find, scope.space_id, scope.agent, message_id)
         if found is None:
             raise UnknownMessage(f"the outbox of {scope.name} has no message {message_id}: list it to see what it has")
         return found
@@ -598,7 +605,7 @@ class Host:
         """Send what is dead or cancelled again, under a new id."""
         agent = self._agent(scope)
         row = await self.find(scope, message_id)
-        kept = await self.outbox.payload(row.row)
+        kept = await self.outbox.read(outbox_views.payload, row.row)
         if kept is None or row.superseded_by is not None:
             return await self.outbox.requeue(row.row, new_id(), b"", "")  # says why not
         prepared = compose_again(self._signing(agent), row.kind, row.destination, kept[0])
@@ -650,10 +657,10 @@ class Host:
         return max(LOCAL_HORIZON_MS, 2_000 * info.sync_seconds) if info.servers else LOCAL_HORIZON_MS
 
 
-def _draft(scope: Scope, composed: Composed) -> Draft:
+def _draft(scope: Scope, composed: Composed) -> NewRow:
     prepared, message = composed.prepared, composed.message
     max_age = in_ms(composed.max_age)
-    return Draft(
+    return NewRow(
         space=scope.space_id,
         sender=scope.agent,
         id=prepared.id,

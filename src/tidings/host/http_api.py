@@ -3,7 +3,7 @@
     guard (Origin, tokens in addresses) -> route -> session by token -> handler(Asked) -> JSON
 
 A refusal is `{"error": {"code", "message", "retryable"}}`: the code and the sentence of a TidingsError, and whether the
-same request may succeed later. Handlers are in `routes_mail`, `routes_space`, `routes_operator` and `routes_events`;
+same request may succeed later. Handlers are in `routes_mail`, `routes_space` and `routes_operator`;
 each gets the session it answers and passes its scope on. Nothing here blocks the loop, and no wait outlives the host.
 """
 
@@ -49,9 +49,8 @@ from tidings.errors import (
 )
 from tidings.host.claims import Claims
 from tidings.host.host import Host
-from tidings.host.program_presence import ProgramPresence
 from tidings.host.registry import Scope as RegisteredScope
-from tidings.host.sessions import HostSession, Sessions
+from tidings.host.sessions import HostSession, ProgramPresence, Sessions
 from tidings.util.task_ends import end_tasks
 from tidings.wire import strict_json
 
@@ -354,9 +353,9 @@ async def _no_such(request: Request, error: Exception) -> Response:
 
 
 def api_routes() -> list[ApiRoute]:
-    from tidings.host import routes_events, routes_mail, routes_operator, routes_space
+    from tidings.host import routes_mail, routes_operator, routes_space
 
-    return [*routes_operator.ROUTES, *routes_mail.ROUTES, *routes_space.ROUTES, *routes_events.ROUTES]
+    return [*routes_operator.ROUTES, *routes_mail.ROUTES, *routes_space.ROUTES]
 
 
 def application(app: AppState) -> ASGIApp:

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from tidings.client.notices import Notice
 from tidings.client.state_file import KeptAs
+from tidings.host.schema import HostStore
 from tidings.util.database import Database
 from tidings.wire.names import TIDINGS
 from tidings.wire.states import ReceiptStage
@@ -499,13 +500,6 @@ def ending(connection: sqlite3.Connection, space: str, recipient: str, end: str,
     return [found for (found,) in connection.execute(query, (space, recipient, -len(end), end, limit))]
 
 
-def in_context(
-    connection: sqlite3.Connection, space: str, recipient: str, context: str, limit: int = THREAD_SHOWN
-) -> list[InboxRow]:
-    query = f"SELECT {_TOP} FROM inbox i WHERE {_MINE} AND i.context = ? ORDER BY i.row LIMIT ?"
-    return _rows(connection.execute(query, (space, recipient, context, limit)))
-
-
 def aside(connection: sqlite3.Connection, space: str, recipient: str, after: int = 0, limit: int = 50) -> list[Aside]:
     """What could not be opened."""
     found = connection.execute(
@@ -552,13 +546,11 @@ def mark_read(connection: sqlite3.Connection, space: str, recipient: str, rows: 
     ).rowcount
 
 
-def expire(
-    connection: sqlite3.Connection, before: int, now: int, *, words: bool, unread_too: bool = False, limit: int = STEP
-) -> int:
-    """Forget what messages received before a moment said. Unread ones stay unless `unread_too`."""
+def expire(connection: sqlite3.Connection, before: int, now: int, *, words: bool, limit: int = STEP) -> int:
+    """Forget what messages received before a moment said. Unread ones stay."""
     old = connection.execute(
-        f"""SELECT row, text FROM inbox WHERE expired_at IS NULL AND received_at < ?
-        {"" if unread_too else "AND read_at IS NOT NULL"} ORDER BY row LIMIT ?""",
+        """SELECT row, text FROM inbox WHERE expired_at IS NULL AND received_at < ?
+        AND read_at IS NOT NULL ORDER BY row LIMIT ?""",
         (before, limit),
     ).fetchall()
     _expire(connection, old, now, words=words)
@@ -609,12 +601,12 @@ def told(connection: sqlite3.Connection, space: str, recipient: str, receipts: S
     )
 
 
-class InboxStore:
+class InboxStore(HostStore):
     """The inbox over a database: what a method changed is on disk when it returns. Made by `open`."""
 
     def __init__(self, database: Database, *, words: bool, bound: Bound | None = None) -> None:
         self.database, self.words, self.bound = database, words, bound or Bound()
-        self._write, self._read, self._now = database.write, database.read, database.now
+        self._write, self._now = database.write, database.now
 
     @classmethod
     async def open(cls, database: Database, bound: Bound | None = None) -> InboxStore:
@@ -641,32 +633,8 @@ class InboxStore:
         now = self._now()
         await self._write(lambda c: try_to_keep(c, now, words=self.words))
 
-    async def listed(self, space: str, recipient: str, wanted: Wanted = EVERYTHING) -> list[InboxRow]:
-        return await self._read(lambda c: listed(c, space, recipient, wanted))
-
     async def search(self, space: str, recipient: str, text: str, wanted: Wanted = EVERYTHING) -> list[InboxRow]:
-        return await self._read(lambda c: search(c, space, recipient, text, wanted, words=self.words))
-
-    async def holds(self, space: str, recipient: str, kept: KeptAs) -> bool:
-        return await self._read(lambda c: holds(c, space, recipient, kept))
-
-    async def newest_kept(self, space: str, recipient: str) -> KeptAs | None:
-        return await self._read(lambda c: newest_kept(c, space, recipient))
-
-    async def last(self, space: str, recipient: str) -> int:
-        return await self._read(lambda c: last(c, space, recipient))
-
-    async def thread(self, space: str, recipient: str, message_id: str) -> list[InboxRow]:
-        return await self._read(lambda c: thread(c, space, recipient, message_id))
-
-    async def ending(self, space: str, recipient: str, end: str) -> list[str]:
-        return await self._read(lambda c: ending(c, space, recipient, end))
-
-    async def in_context(self, space: str, recipient: str, context: str) -> list[InboxRow]:
-        return await self._read(lambda c: in_context(c, space, recipient, context))
-
-    async def aside(self, space: str, recipient: str, after: int = 0) -> list[Aside]:
-        return await self._read(lambda c: aside(c, space, recipient, after))
+        return await self.read(search, space, recipient, text, wanted, words=self.words)
 
     async def mark_read(self, space: str, recipient: str, rows: Sequence[int]) -> int:
         now = self._now()
@@ -676,18 +644,9 @@ class InboxStore:
         now = self._now()
         return await self._write(lambda c: delete(c, space, recipient, rows, now, words=self.words))
 
-    async def unread_counts(self) -> dict[tuple[str, str, str], int]:
-        return await self._read(unread_counts)
-
-    async def unread_of(self, space: str, recipient: str) -> dict[str, int]:
-        return await self._read(lambda c: unread_of(c, space, recipient))
-
-    async def expire(self, older_than: int, *, unread_too: bool = False) -> int:
+    async def expire(self, older_than: int) -> int:
         now = self._now()
-        return await self._write(lambda c: expire(c, now - older_than, now, words=self.words, unread_too=unread_too))
-
-    async def receipts_to_tell(self, space: str, recipient: str) -> list[DueReceipt]:
-        return await self._read(lambda c: receipts_to_tell(c, space, recipient))
+        return await self._write(lambda c: expire(c, now - older_than, now, words=self.words))
 
     async def told(self, space: str, recipient: str, receipts: Sequence[DueReceipt]) -> None:
         await self._write(lambda c: told(c, space, recipient, receipts))

@@ -19,6 +19,7 @@ from tidings.admin.identity import Identity
 from tidings.admin.settings import Settings
 from tidings.client.endpoint import Endpoint
 from tidings.errors import AuthRevoked, HostRuns, SpaceBusy
+from tidings.host import inbox as inbox_views
 from tidings.host.agent_sessions import HeldNumber
 from tidings.host.directory import names_in
 from tidings.host.inbox import Bound, InboxRow, InboxStore, Wanted
@@ -138,7 +139,10 @@ class LocalInbox:
     async def _until_told(self) -> None:
         self._receiver.tell()
         deadline = asyncio.get_running_loop().time() + TELL_PATIENCE
-        while await self.inbox.receipts_to_tell(*self._mine) and asyncio.get_running_loop().time() < deadline:
+        while (
+            await self.inbox.read(inbox_views.receipts_to_tell, *self._mine)
+            and asyncio.get_running_loop().time() < deadline
+        ):
             await asyncio.sleep(0.02)
 
     @property
@@ -153,7 +157,7 @@ class LocalInbox:
         return kept | {each.id: each.name for each in now} | {self.scope.agent: self.scope.name}
 
     async def listed(self, wanted: Wanted) -> list[InboxRow]:
-        return await self.inbox.listed(*self._mine, wanted)
+        return await self.inbox.read(inbox_views.listed, *self._mine, wanted)
 
     async def mark_read(self, rows: Sequence[int]) -> int:
         reach("mailbox.shown")

@@ -22,16 +22,17 @@ from tidings.host.outbox_transitions import (
     TOO_OLD,
     Accepted,
     Confirmation,
-    Draft,
     Landed,
     Lane,
     Leased,
     LogPosition,
+    NewRow,
     Terms,
     reused,
 )
 from tidings.host.outbox_views import COLUMNS, STEP, BlockRow, OutboxRow, SpaceRow, as_row
 from tidings.host.outcomes import Outcome
+from tidings.host.schema import HostStore
 from tidings.util.database import Database, Job
 
 LOST = Outcome("lost_by_broker", "the broker lost it with its tail; it is sent again", True, "lane")
@@ -188,10 +189,10 @@ def drop_payloads(connection: sqlite3.Connection, before: int, limit: int = STEP
 __all__ = [
     "Accepted",
     "BlockRow",
-    "Draft",
     "Lane",
     "Leased",
     "LogPosition",
+    "NewRow",
     "OutboxRow",
     "OutboxStore",
     "SpaceRow",
@@ -203,7 +204,7 @@ TOGETHER = 128
 _Waiting: TypeAlias = asyncio.Future[tuple[Confirmation, Leased | None]]
 
 
-class OutboxStore:
+class OutboxStore(HostStore):
     """`tick` reads milliseconds of a clock that never jumps (`time.monotonic`)."""
 
     def __init__(self, database: Database, terms: Terms, tick: Callable[[], int]) -> None:
@@ -222,10 +223,10 @@ class OutboxStore:
         """To be called first: how many leases of earlier runs were void."""
         now, tick = self._now(), self.tick()
         void = await self._write(lambda c: moves.recover(c, now, tick, self.terms))
-        self._note_pauses(await self.spaces())
+        self._note_pauses(await self.read(views.spaces))
         return void
 
-    async def accept(self, draft: Draft) -> Accepted:
+    async def accept(self, draft: NewRow) -> Accepted:
         now = self._now()
         return await self._write(lambda c: moves.accept(c, draft, now))
 
@@ -335,11 +336,11 @@ class OutboxStore:
     async def pause(self, space: str, reason: str) -> None:
         now = self._now()
         await self._write(lambda c: moves.pause(c, space, reason, now))
-        self._note_pauses(await self.spaces())
+        self._note_pauses(await self.read(views.spaces))
 
     async def resume(self, space: str) -> None:
         await self._write(lambda c: moves.resume(c, space))
-        self._note_pauses(await self.spaces())
+        self._note_pauses(await self.read(views.spaces))
 
     def _note_pauses(self, spaces: list[SpaceRow]) -> None:
         self._paused = {each.space: each.pause_reason or "" for each in spaces if each.paused_at is not None}
@@ -362,47 +363,6 @@ class OutboxStore:
     async def drop_payloads(self, older_than: int) -> int:
         before = self._now() - older_than
         return await self._write(lambda c: drop_payloads(c, before))
-
-    async def find(self, space: str, sender: str, message_id: str) -> OutboxRow | None:
-        return await self.database.read(lambda c: views.find(c, space, sender, message_id))
-
-    async def ending(self, space: str, sender: str, ending: str) -> list[str]:
-        return await self.database.read(lambda c: views.ending(c, space, sender, ending))
-
-    async def show(self, row: int) -> OutboxRow:
-        return await self.database.read(lambda c: views.show(c, row))
-
-    async def payload(self, row: int) -> tuple[bytes, str] | None:
-        return await self.database.read(lambda c: views.payload(c, row))
-
-    async def listed(
-        self,
-        space: str | None = None,
-        sender: str | None = None,
-        states: Sequence[str] = (),
-        after: int = 0,
-        limit: int = 100,
-    ) -> list[OutboxRow]:
-        return await self.database.read(lambda c: views.listed(c, space, sender, states, after, limit))
-
-    async def newest(self, space: str, sender: str, states: Sequence[str], before: int, limit: int) -> list[OutboxRow]:
-        return await self.database.read(lambda c: views.newest(c, space, sender, states, before, limit))
-
-    async def counts(self) -> dict[tuple[str, str], int]:
-        return await self.database.read(views.counts)
-
-    async def chain(self, row: int) -> list[OutboxRow]:
-        return await self.database.read(lambda c: views.chain(c, row))
-
-    async def ahead_of(self, row: OutboxRow) -> str | None:
-        """The id of what must leave first: rows of one destination go in order."""
-        return await self.database.read(lambda c: views.ahead_of(c, row))
-
-    async def blocks(self) -> list[BlockRow]:
-        return await self.database.read(views.blocks)
-
-    async def spaces(self) -> list[SpaceRow]:
-        return await self.database.read(views.spaces)
 
 
 def _answer(waiting: asyncio.Future[Any], answer: Any) -> None:

@@ -39,8 +39,10 @@ CANCELLED = ("cancelled", "cancelled before it was sent")
 TOO_OLD = ("too_old", "not sent within its longest age")
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """A message ready to go: resolved, sealed and signed. The times are of the clock that `accept` is given."""
+class NewRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A message ready to go: resolved, sealed and signed. The times are of the clock that `accept` is given.
+
+    Its fields are columns of the outbox."""
 
     space: str
     sender: str
@@ -97,57 +99,39 @@ class Terms:
 
 # ------------------------------------------------------------------------------------------------------- accepting
 
-_ACCEPT = """
-INSERT INTO outbox (space, sender, id, fingerprint, kind, destination, subject, priority, payload, signature,
-  accepted_at, max_age, state, next_attempt_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
+_ACCEPT = f"""
+INSERT INTO outbox ({", ".join(NewRow.__struct_fields__)}, accepted_at, state, next_attempt_at)
+VALUES ({"?, " * len(NewRow.__struct_fields__)}?, 'pending', ?)
 ON CONFLICT (space, sender, id) DO NOTHING"""
 
 
-def accept(connection: sqlite3.Connection, draft: Draft, now: int) -> Accepted:
+def accept(connection: sqlite3.Connection, new: NewRow, now: int) -> Accepted:
     """Keep it, or answer as before if it is kept. IdReused if the id was accepted for something else."""
-    made = connection.execute(
-        _ACCEPT,
-        (
-            draft.space,
-            draft.sender,
-            draft.id,
-            draft.fingerprint,
-            draft.kind,
-            draft.destination,
-            draft.subject,
-            draft.priority,
-            draft.payload,
-            draft.signature,
-            now,
-            draft.max_age,
-            now,
-        ),
-    )
+    made = connection.execute(_ACCEPT, (*msgspec.structs.astuple(new), now, now))
     if made.rowcount:
         assert made.lastrowid is not None
-        return Accepted(_pending(made.lastrowid, draft, now), new=True)
-    known = views.find(connection, draft.space, draft.sender, draft.id)
+        return Accepted(_pending(made.lastrowid, new, now), new=True)
+    known = views.find(connection, new.space, new.sender, new.id)
     assert known is not None, "an id is never freed"
-    if known.fingerprint != draft.fingerprint:
+    if known.fingerprint != new.fingerprint:
         raise reused(known)
     return Accepted(known, new=False)
 
 
-def _pending(row: int, draft: Draft, now: int) -> OutboxRow:
+def _pending(row: int, new: NewRow, now: int) -> OutboxRow:
     """The row as it was just written: reading its thirty columns back would cost half as much as writing it."""
     return OutboxRow(
         row,
-        draft.space,
-        draft.sender,
-        draft.id,
-        draft.fingerprint,
-        draft.kind,
-        draft.destination,
-        draft.subject,
-        draft.priority,
+        new.space,
+        new.sender,
+        new.id,
+        new.fingerprint,
+        new.kind,
+        new.destination,
+        new.subject,
+        new.priority,
         now,
-        draft.max_age,
+        new.max_age,
         "pending",
         next_attempt_at=now,
     )

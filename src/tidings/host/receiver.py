@@ -41,6 +41,7 @@ from tidings.errors import (
     TidingsError,
     UnreachableError,
 )
+from tidings.host import inbox as inbox_views
 from tidings.host.inbox import Arrival, DueReceipt, InboxStore
 from tidings.host.registry import Scope
 from tidings.util.backoff import Backoff
@@ -155,9 +156,9 @@ class Receiver:
         """Empty if it is."""
         mine, last = (self.scope.space_id, self.scope.agent), seen.kept_as
         if last is not None:
-            there = await self.inbox.holds(*mine, last)
+            there = await self.inbox.read(inbox_views.holds, *mine, last)
             return "" if there else f"host.db does not have row {last.row} with message {last.id}"
-        self._newest = await self.inbox.newest_kept(*mine)
+        self._newest = await self.inbox.read(inbox_views.newest_kept, *mine)
         return ""
 
     async def begin(self, endpoint: Endpoint) -> None:
@@ -314,7 +315,7 @@ class Receiver:
             await self._untold.wait()
             self._untold.clear()
             try:
-                while due := await self.inbox.receipts_to_tell(self.scope.space_id, self.scope.agent):
+                while due := await self.inbox.read(inbox_views.receipts_to_tell, self.scope.space_id, self.scope.agent):
                     await self._tell_all(endpoint, due)
                 delays, pause = RETRY.delays(), TELL_EVERY
             except TidingsError as error:  # whoever cannot be told now is told later

@@ -20,6 +20,8 @@ from tidings.admin.home import SpaceHome
 from tidings.admin.identity import Identity
 from tidings.client.host_session import is_proven
 from tidings.errors import AmbiguousPeer, ConfigError, DeniedError, NoSession, StoreError, UsageError
+from tidings.host import inbox as inbox_views
+from tidings.host import outbox_views
 from tidings.host.http_api import ApiRoute, AppState, Asked, Scoped
 from tidings.host.registry import Scope, Source, check_source, identity_of
 from tidings.version import __version__
@@ -124,7 +126,7 @@ def health_of(app: AppState, scope: Scope) -> Json:
 async def health(asked: Asked) -> Json:
     """Version, process, how many messages wait, and how old the last word of each space is."""
     counts: Counter[str] = Counter()
-    for (_, state), number in (await asked.host.outbox.counts()).items():
+    for (_, state), number in (await asked.host.outbox.read(outbox_views.counts)).items():
         counts[state] += number
     return {
         "version": __version__,
@@ -147,8 +149,10 @@ def _ages(app: AppState) -> dict[str, float | None]:
 async def status(asked: Asked) -> Json:
     """Every space and agent of this host with its state and counts, and whether its files can be written."""
     app, outbox = asked.app, asked.host.outbox
-    counts, unread = await outbox.counts(), await asked.host.inbox.unread_counts()
-    paused = {each.space: each.pause_reason for each in await outbox.spaces() if each.paused_at is not None}
+    counts, unread = await outbox.read(outbox_views.counts), await asked.host.inbox.read(inbox_views.unread_counts)
+    paused = {
+        each.space: each.pause_reason for each in await outbox.read(outbox_views.spaces) if each.paused_at is not None
+    }
     spaces: dict[str, Json] = {}
     for scope in asked.host.scopes():
         spaces.setdefault(

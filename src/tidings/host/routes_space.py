@@ -17,7 +17,7 @@ from tidings.client.endpoint import Endpoint
 from tidings.client.message_json import job_json, message_json, result_json
 from tidings.client.tasks import Job, TaskResult
 from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, StewardUnreachable, UnreachableError, UsageError
-from tidings.host import serialise
+from tidings.host import outbox_views, serialise
 from tidings.host.claims import SILENCE
 from tidings.host.http_api import ApiRoute, Scoped, seconds
 from tidings.host.routes_operator import health_of
@@ -151,7 +151,7 @@ async def trace(asked: Scoped) -> Json:
     message_id = asked.word("id")
     if message_id is None:
         raise UsageError("name the message by its `id`")
-    row = await asked.host.outbox.find(*asked.mine, message_id)
+    row = await asked.host.outbox.read(outbox_views.find, *asked.mine, message_id)
     found = await (await _endpoint(asked)).trace(message_id)
     return _plain(found) | {"outbox": serialise.owed(row) if row else None}
 
@@ -242,7 +242,7 @@ async def _settled(asked: Scoped, job: Job, settling: Coroutine[Any, Any, T]) ->
 async def task(asked: Scoped) -> Json:
     """What became of a task this agent asked."""
     message_id = asked.part("id")
-    row = await asked.host.outbox.find(*asked.mine, message_id)
+    row = await asked.host.outbox.read(outbox_views.find, *asked.mine, message_id)
     if row is not None and row.seq is None:
         return result_json(message_id, TaskResult(row.state))
     waiting = (await _endpoint(asked)).task(message_id, asked.wait(), seq=row.seq if row else None)

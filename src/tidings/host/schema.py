@@ -11,7 +11,14 @@ of more than two, for which it builds a table each time.
 
 from __future__ import annotations
 
-from tidings.util.database import Schema
+import sqlite3
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from tidings.util.database import Database, Schema
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: "Tdgs"
 APPLICATION_ID = 0x54646773
@@ -349,3 +356,13 @@ CREATE TABLE session (
 """
 
 SCHEMA = Schema(APPLICATION_ID, _OUTBOX + _INBOX + _AGENTS)
+
+
+class HostStore:
+    """What stores over `host.db` have in common."""
+
+    database: Database
+
+    async def read(self, view: Callable[Concatenate[sqlite3.Connection, P], T], *of: P.args, **more: P.kwargs) -> T:
+        """What a view answers: a function of a connection and the arguments that follow it."""
+        return await self.database.read(lambda connection: view(connection, *of, **more))

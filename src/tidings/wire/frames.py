@@ -293,7 +293,7 @@ def frame_id(frame: bytes) -> str:
 # alone: the key opens the bytes it belongs to and no others, and a reference with any other field does not open them.
 #
 # Small blocks and blocks for one reader are cheaper inside the frame (`is_by_reference`). Where sealed blocks lie is
-# `Subjects.block`; how they are fetched is `client/block_reader.py`'s part.
+# `Subjects.block`; how they are fetched is `client/frame_mailbox.py`'s part.
 
 
 SECRET_BYTES = 32

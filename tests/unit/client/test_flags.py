@@ -3,13 +3,14 @@
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.client.incoming import Events, Inbox, Incoming
 from tidings.client.intake import Intake
-from tidings.client.membership import LocalMembership, Memberships
+from tidings.client.live import LocalMembership, Memberships
 from tidings.client.read_state import ReadState
 from tidings.client.records import LiveRecord, RecordOpener
 from tidings.client.state_file import Journal, KeptAs
@@ -170,7 +171,8 @@ def test_a_copy_is_ahead_while_nobody_can_say_what_is_older() -> None:
     waiting.unreadable = True
     assert memberships.is_ahead(waiting)
     waiting.unreadable = False
-    memberships.frames = SimpleNamespace(caught_up=0, skipped=set(), unacked_before=1, are_older_awaited=lambda: True)
+    frames: Any = SimpleNamespace(caught_up=0, skipped=set(), unacked_before=1, are_older_awaited=lambda: True)
+    memberships.frames = frames
     assert memberships.is_ahead(waiting), "frames that a dead session had in hand come later"
     waiting.facts = {"class": "live"}
     assert not memberships.is_ahead(waiting)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from tidings.delivery.deliverer import DeliverBatch
-from tidings.delivery.delta_damage import words_of
+from tidings.delivery.delta_log import words_of
 from tidings.delivery.delta_writer import FORGETS
 from tidings.delivery.ledger import (
     DEBTS,

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tidings.delivery import ledger as ledgers
 from tidings.delivery.deliverer import DeliverBatch
-from tidings.delivery.delta_rows import TableFiles
+from tidings.delivery.delta_log import TableFiles
 from tidings.delivery.ledger import MAILBOXES, DeltaLedger, LedgerPaths, newest_of, put_damaged_aside
 from tidings.errors import StoreBroken
 from tidings.model.planning import Counter, Delivered

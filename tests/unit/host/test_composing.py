@@ -20,6 +20,7 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.host.compose import DEFAULT_MAX_AGE, Composed, compose_request, read_request
+from tidings.host.directory import Seen
 from tidings.wire import signing
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.message import ArtifactPart, DataPart, ExtensionPart, Mention, TextPart, new_id
@@ -34,19 +35,14 @@ SUBJECTS = Subjects("main")
 ADA = Identity("ada", KEYS["ada"], SUBJECTS, SPACE, "", "nats://127.0.0.1:1", Path("none"), is_bundle=False)
 
 
-class Seen:
+def seen(rows: Iterable[Agent], unheard: Mapping[str, str] | None = None) -> Seen:
     """A directory that last saw these."""
-
-    def __init__(self, rows: Iterable[Agent], unheard: Mapping[str, str] | None = None) -> None:
-        self.rows, self.unheard = list(rows), unheard or {}
-
-    def agents(self) -> list[Agent]:
-        return self.rows
+    return Seen(known=tuple(rows), unheard=unheard or {})
 
 
 ROLES = {"ada": ("writer", "planner"), "bob": ("reviewer",)}
-DIRECTORY = Seen(Agent(id=key.id, name=name, roles=ROLES.get(name, ())) for name, key in KEYS.items())
-NOBODY = Seen(())
+DIRECTORY = seen(Agent(id=key.id, name=name, roles=ROLES.get(name, ())) for name, key in KEYS.items())
+NOBODY = seen(())
 
 
 def composed(directory: Seen = DIRECTORY, **fields: Any) -> Composed:
@@ -113,10 +109,10 @@ def test_an_agent_of_a_linked_space_is_written_to_only_where_direct_messages_pas
     named = "bob@acme" if by == "name" else key
     here = Agent(id=key, name="bob@acme", direct=False)
     with pytest.raises(DeniedError, match="bob@acme cannot be written to: the link with acme passes no"):
-        composed(Seen([*DIRECTORY.rows, here]), agent=named, text="hello")
+        composed(seen([*DIRECTORY.known, here]), agent=named, text="hello")
     passes = Agent(id=key, name="bob@acme", direct=True)
-    assert composed(Seen([*DIRECTORY.rows, passes]), agent=named, text="hello").prepared.destination == key
-    assert composed(Seen([*DIRECTORY.rows, here]), channel="general", text="hello", mentions=["bob@acme"])
+    assert composed(seen([*DIRECTORY.known, passes]), agent=named, text="hello").prepared.destination == key
+    assert composed(seen([*DIRECTORY.known, here]), channel="general", text="hello", mentions=["bob@acme"])
 
 
 def test_a_task_carries_its_terms_and_does_not_wait_longer_than_its_deadline() -> None:

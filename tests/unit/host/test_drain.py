@@ -18,11 +18,10 @@ from hosted import draft
 from tidings.client.publishing import Kind, Prepared, Stored
 from tidings.errors import DeniedError, OutcomeUnknown, Reconnecting, StewardUnreachable, StoreFull
 from tidings.host import drain as drains
-from tidings.host import duplicate_check
-from tidings.host.agent_sessions import AgentSession
+from tidings.host import outbox_views
+from tidings.host.agent_sessions import AgentSession, SessionPublisher
 from tidings.host.drain import SpaceDrain
 from tidings.host.outbox import Lane, LogPosition, OutboxRow, OutboxStore, Terms
-from tidings.host.publishers import SessionPublisher
 from tidings.host.schema import SCHEMA
 from tidings.server.streams import stream_specs
 from tidings.util.backoff import Backoff
@@ -144,7 +143,7 @@ async def accept(store: OutboxStore, *ids: str, to: str = "bob", **changed: obje
 
 
 async def states(store: OutboxStore) -> dict[str, str]:
-    return {row.id: row.state for row in await store.listed(limit=10_000)}
+    return {row.id: row.state for row in await store.read(outbox_views.listed, limit=10_000)}
 
 
 async def until(store: OutboxStore, *wanted: str) -> None:
@@ -227,7 +226,7 @@ async def test_a_failure_that_passes_keeps_the_order_and_one_that_does_not_ends_
     async with draining(store, broker):
         await until(store, "confirmed", "done", "dead")
     assert broker.log == ["one", "three"]
-    assert (await store.show(2)).code == "denied"
+    assert (await store.read(outbox_views.show, 2)).code == "denied"
 
 
 async def test_what_comes_due_while_the_drain_asks_when_to_wake_is_not_slept_through(
@@ -316,9 +315,9 @@ def test_what_is_not_looked_for_the_broker_still_knows_when_it_is_published() ->
     specs = stream_specs(Subjects("main"), 2**30, "epoch")
     for name in ("LOG_main", "DM_main", "TASK_main"):
         (known,) = [spec.config["duplicate_window"] / 1e6 for spec in specs if spec.name == name]
-        on_the_way = 1000 * (duplicate_check.LOOK_WITHIN + drains.PUBLISH_WITHIN)
-        assert known > duplicate_check.WINDOW_MS + on_the_way + duplicate_check.CLOCK_SLACK_MS
-    assert TERMS.lease > 1000 * (duplicate_check.TURN_WITHIN + duplicate_check.LOOK_WITHIN + drains.PUBLISH_WITHIN)
+        on_the_way = 1000 * (drains.LOOK_WITHIN + drains.PUBLISH_WITHIN)
+        assert known > drains.WINDOW_MS + on_the_way + drains.CLOCK_SLACK_MS
+    assert TERMS.lease > 1000 * (drains.TURN_WITHIN + drains.LOOK_WITHIN + drains.PUBLISH_WITHIN)
 
 
 async def test_a_row_from_before_the_clock_was_put_back_is_looked_for(
@@ -347,7 +346,7 @@ async def test_lanes_that_wait_for_their_turn_to_be_looked_for_are_as_they_were(
     store: OutboxStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of them was sent: looked for one by one they would wait even longer."""
-    monkeypatch.setattr(duplicate_check, "TURN_WITHIN", 0.05)
+    monkeypatch.setattr(drains, "TURN_WITHIN", 0.05)
     broker, answer = Broker(), asyncio.Event()
     plain = broker.which_stored
 
@@ -360,11 +359,11 @@ async def test_lanes_that_wait_for_their_turn_to_be_looked_for_are_as_they_were(
     clock.now += 3_600
 
     async def refused() -> bool:
-        return [(await store.show(row)).code for row in rows].count("not_looked_for") >= 2
+        return [(await store.read(outbox_views.show, row)).code for row in rows].count("not_looked_for") >= 2
 
     async with draining(store, broker):
         await eventually(refused, what="two wait for the third")
-        assert {(await store.show(row)).doubt for row in rows} == {0}
+        assert {(await store.read(outbox_views.show, row)).doubt for row in rows} == {0}
         answer.set()
         await until(store, "confirmed", "done")
     assert broker.looked == []
@@ -374,7 +373,7 @@ async def test_lanes_that_wait_for_their_turn_to_be_looked_for_are_as_they_were(
 async def test_a_look_has_its_whole_time_however_long_it_waited_for_its_turn(
     store: OutboxStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duplicate_check, "LOOK_WITHIN", 0.5)
+    monkeypatch.setattr(drains, "LOOK_WITHIN", 0.5)
     broker = Broker()
     plain = broker.which_stored
 
@@ -387,7 +386,7 @@ async def test_a_look_has_its_whole_time_however_long_it_waited_for_its_turn(
     clock.now += 3_600
     async with draining(store, broker):
         await until(store, "confirmed", "done")
-    assert {(await store.show(row)).attempts for row in rows} == {1}, "none was given up"
+    assert {(await store.read(outbox_views.show, row)).attempts for row in rows} == {1}, "none was given up"
 
 
 async def test_a_drain_of_few_lanes_waits_for_one_of_them_and_does_not_ask_for_nothing(
@@ -406,7 +405,7 @@ async def test_a_drain_of_few_lanes_waits_for_one_of_them_and_does_not_ask_for_n
         await accept(store, f"for {to}", to=to)
     async with draining(store, broker, lanes=2):
         await eventually(lambda: len(broker.asked) == 2)
-        await store.counts()  # a turn of the database: it would have asked again by now
+        await store.read(outbox_views.counts)  # a turn of the database: it would have asked again by now
         for held in broker.holds.values():
             held.set()
         await until(store, "confirmed", "done")
@@ -488,19 +487,19 @@ async def test_an_acknowledgement_after_the_cancel_is_noted_and_changes_nothing(
         clock.now += TERMS.lease / 1000 + 1
         drain.wake()
         await eventually(lambda: is_in(store, row, "cancelled"))
-        assert (await store.show(row)).late_seq is None
+        assert (await store.read(outbox_views.show, row)).late_seq is None
         broker.holds["one"].set()
         await eventually(lambda: has_late(store, row))
-    assert (await store.show(row)).state == "cancelled"
+    assert (await store.read(outbox_views.show, row)).state == "cancelled"
     assert (broker.log, broker.asked) == (["one"], ["one"])
 
 
 async def has_late(store: OutboxStore, row: int) -> bool:
-    return (await store.show(row)).late_seq == 1
+    return (await store.read(outbox_views.show, row)).late_seq == 1
 
 
 async def is_in(store: OutboxStore, row: int, *wanted: str) -> bool:
-    return (await store.show(row)).state in wanted
+    return (await store.read(outbox_views.show, row)).state in wanted
 
 
 async def test_what_another_run_lost_is_sent_again_before_what_follows_it(store: OutboxStore) -> None:
@@ -521,7 +520,7 @@ async def test_what_another_run_lost_is_sent_again_before_what_follows_it(store:
     await until(store, "confirmed")
     await drain.stop()
     assert broker.log == ["kept", "somebody else's", "lost 1", "lost 2", "after it"]
-    assert {row.incarnation for row in await store.listed()} == {"run 2"}
+    assert {row.incarnation for row in await store.read(outbox_views.listed)} == {"run 2"}
 
 
 async def test_nothing_is_done_before_the_broker_still_ran_a_horizon_later(store: OutboxStore) -> None:
@@ -590,7 +589,7 @@ async def test_what_is_too_old_is_not_sent(store: OutboxStore, clock: Clock) -> 
     async with draining(store, broker):
         await until(store, "dead", "confirmed", "done")
     assert broker.asked == ["young"]
-    assert (await store.show(1)).code == "too_old"
+    assert (await store.read(outbox_views.show, 1)).code == "too_old"
 
 
 @pytest.mark.parametrize("failure", [StoreFull("no room"), sqlite3.OperationalError("out of memory")])
@@ -630,7 +629,7 @@ async def test_lanes_whose_wait_ends_while_the_drain_goes_to_sleep_leave_at_once
         await accept(store, f"to {to}", to=to)
 
     async def confirmed_meanwhile(space: str, since: int) -> int | None:
-        if await store.blocks() and not broker.holds["to eve"].is_set():
+        if await store.read(outbox_views.blocks) and not broker.holds["to eve"].is_set():
             broker.holds["to eve"].set()
             await eventually(lambda: _is_confirmed(store, "to eve"))
         return await real(space, since)

@@ -154,16 +154,19 @@ def test_a_file_that_was_closed_opens_again_with_all_that_is_in_it(host: Databas
     assert {row.state: row.row for row in again.read_blocking(views.listed)} == ROW
     for state in ROW:
         repeated, other = draft(state, Lane("main", "ada", "dm", state)), draft(state, fingerprint=b"x" * 32)
-        assert not again.write_blocking(partial(moves.accept, draft=repeated, now=NOW)).new
+        assert not again.write_blocking(partial(moves.accept, new=repeated, now=NOW)).new
         with pytest.raises(IdReused):
-            again.write_blocking(partial(moves.accept, draft=other, now=NOW))
+            again.write_blocking(partial(moves.accept, new=other, now=NOW))
     later = moves.Terms("run 2")
     again.write_blocking(lambda c: moves.recover(c, NOW, 0, later))
     assert {leased.row.id for leased in again.write_blocking(lambda c: moves.take(c, NOW, later))} == {
         "pending",
         "inflight",
     }
-    assert [row.id for row in again.read_blocking(lambda c: inbox.listed(c, "main", "bob"))] == ["direct", "posted"]
+    assert [row.id for row in again.read_blocking(lambda c: inbox.listed(c, "main", "bob"))] == [
+        "direct",
+        "posted",
+    ]
     again.close()
 
 

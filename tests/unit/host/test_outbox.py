@@ -65,10 +65,10 @@ async def test_a_message_is_accepted_sent_confirmed_and_done(host: Host) -> None
     host.later(5_000)
     assert await host.release("main", "server 2", host.ticks, 5_000) == 0
     assert await host.release("main", "server 1", host.ticks, 5_000) == 1
-    assert await host.counts() == {("main", "done"): 1}
+    assert await host.read(views.counts) == {("main", "done"): 1}
     host.later(1)
     assert await host.drop_payloads(0) == 1
-    assert await host.payload(1) is None
+    assert await host.read(views.payload, 1) is None
     with pytest.raises(IdReused):
         await host.accept(draft("one", fingerprint=b"x" * 32))
     assert not (await host.accept(draft("one"))).new
@@ -90,7 +90,7 @@ async def test_a_space_that_is_away_stalls_its_own_lanes_only_and_failures_toget
     for one in leased[:5]:
         await host.settle(one.row, AWAY)
     await host.settle(leased[5].row, LATER)
-    (block,) = await host.blocks()
+    (block,) = await host.read(views.blocks)
     assert (block.space, block.sender, block.failures, block.code) == ("main", "", 1, "broker_unreachable")
     assert await host.taken() == []
     host.later(500)
@@ -105,7 +105,7 @@ async def test_a_success_lifts_what_waited_for_it_and_a_decision_stays(host: Hos
     await host.settle(first.row, AWAY)
     await host.block(Lane("main", "zoe"), "told_to", "wait")
     assert await host.confirmed(second.row, PLACE) == "confirmed"
-    assert [block.sender for block in await host.blocks()] == ["zoe"]
+    assert [block.sender for block in await host.read(views.blocks)] == ["zoe"]
     assert await host.taken() == ["bob"]
 
 
@@ -115,7 +115,7 @@ async def test_pauses_grow_while_a_space_stays_away(host: Host) -> None:
     for _ in range(4):
         (leased,) = await host.take()
         await host.settle(leased.row, AWAY)
-        (block,) = await host.blocks()
+        (block,) = await host.read(views.blocks)
         assert block.until is not None
         pauses.append(block.until - host.clock)
         host.later(pauses[-1])
@@ -136,7 +136,7 @@ async def test_a_late_acknowledgement_of_a_cancelled_row_is_noted_and_changes_no
     assert (await host.cancel(leased.row.row)).state == "inflight"
     assert await host.settle(leased.row, LATER) == "cancelled"
     assert await host.confirmed(leased.row, PLACE) == "late"
-    shown = await host.show(leased.row.row)
+    shown = await host.read(views.show, leased.row.row)
     assert (shown.state, shown.late_seq, shown.late_incarnation) == ("cancelled", 7, "server 1")
 
 
@@ -158,7 +158,7 @@ async def test_what_lands_together_is_answered_each_by_its_own(host: Host) -> No
     assert host.database.commits == commits + 1
     assert [word for word, _ in said] == ["confirmed", "ignored", "confirmed"]
     assert [leased and leased.row.id for _, leased in said] == ["then to bob", None, None]
-    shown = await host.show(eve.row.row)
+    shown = await host.read(views.show, eve.row.row)
     assert (shown.state, shown.attempts) == ("inflight", again.row.attempts), "an earlier attempt confirms nothing"
 
 
@@ -223,9 +223,9 @@ async def test_what_was_confirmed_before_the_machine_started_again_is_kept_one_h
     host.ticks = 1_000
     await host.recover()
     assert await host.release("main", "server 1", 1_000 + 3_999, horizon=4_000) == 0
-    assert (await host.show(leased.row.row)).state == "confirmed"
+    assert (await host.read(views.show, leased.row.row)).state == "confirmed"
     assert await host.release("main", "server 1", 1_000 + 4_000, horizon=4_000) == 1
-    assert (await host.show(leased.row.row)).state == "done"
+    assert (await host.read(views.show, leased.row.row)).state == "done"
 
 
 async def test_a_requeued_row_goes_where_the_old_one_went_and_the_chain_is_walkable(host: Host) -> None:
@@ -241,7 +241,9 @@ async def test_a_requeued_row_goes_where_the_old_one_went_and_the_chain_is_walka
     with pytest.raises(WrongState, match="pending"):
         await host.requeue(new.row, "three", b"", "")
     assert (
-        [row.id for row in await host.chain(old.row)] == [row.id for row in await host.chain(new.row)] == ["one", "two"]
+        [row.id for row in await host.read(views.chain, old.row)]
+        == [row.id for row in await host.read(views.chain, new.row)]
+        == ["one", "two"]
     )
     (leased,) = await host.take()
     assert (leased.row.destination, leased.row.priority, leased.row.max_age) == ("bob", "now", 5_000)
@@ -254,7 +256,7 @@ async def test_an_id_that_was_used_cannot_be_requeued_under(host: Host) -> None:
     await host.cancel(1)
     with pytest.raises(IdReused):
         await host.requeue(1, "two", b"", "")
-    assert (await host.show(1)).superseded_by is None
+    assert (await host.read(views.show, 1)).superseded_by is None
 
 
 async def test_the_reason_of_an_old_row_names_what_kept_it(host: Host) -> None:
@@ -272,7 +274,7 @@ async def test_attempts_are_never_a_reason_to_end(host: Host) -> None:
         (leased,) = await host.take()
         assert await host.settle(leased.row, LATER) == "pending"
         host.later(72_000)
-    assert (await host.show(1)).attempts == 200
+    assert (await host.read(views.show, 1)).attempts == 200
 
 
 async def test_a_paused_space_waits_and_the_others_do_not(host: Host) -> None:
@@ -280,7 +282,7 @@ async def test_a_paused_space_waits_and_the_others_do_not(host: Host) -> None:
     await host.accept(draft("there", Lane("side", "ada", "chat", "general")))
     await host.pause("main", "maintenance")
     assert await host.taken() == ["there"]
-    assert [(space.space, space.pause_reason) for space in await host.spaces()] == [("main", "maintenance")]
+    assert [(space.space, space.pause_reason) for space in await host.read(views.spaces)] == [("main", "maintenance")]
     await host.resume("main")
     assert await host.taken() == ["here"]
 
@@ -289,14 +291,14 @@ async def test_pages_of_the_outbox(host: Host) -> None:
     for n in range(5):
         await host.accept(draft(f"id{n}", Lane("main", "ada" if n % 2 else "bob", "chat", "general")))
     await host.cancel(1)
-    assert [row.row for row in await host.listed(limit=2)] == [1, 2]
-    assert [row.row for row in await host.listed(after=2, limit=2)] == [3, 4]
-    assert [row.row for row in await host.listed(space="main", sender="ada")] == [2, 4]
-    assert [row.row for row in await host.listed(states=("cancelled", "dead"))] == [1]
-    assert (await host.find("main", "bob", "id2")) == await host.show(3)
-    assert await host.find("main", "ada", "id2") is None
+    assert [row.row for row in await host.read(views.listed, limit=2)] == [1, 2]
+    assert [row.row for row in await host.read(views.listed, after=2, limit=2)] == [3, 4]
+    assert [row.row for row in await host.read(views.listed, space="main", sender="ada")] == [2, 4]
+    assert [row.row for row in await host.read(views.listed, states=("cancelled", "dead"))] == [1]
+    assert (await host.read(views.find, "main", "bob", "id2")) == await host.read(views.show, 3)
+    assert await host.read(views.find, "main", "ada", "id2") is None
     with pytest.raises(UnknownMessage, match="99"):
-        await host.show(99)
+        await host.read(views.show, 99)
 
 
 async def test_the_head_of_each_lane_is_found_without_walking_ten_thousand_rows(host: Host) -> None:

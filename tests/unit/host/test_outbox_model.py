@@ -27,7 +27,7 @@ from tidings.errors import IdReused, WrongState
 from tidings.host import outbox
 from tidings.host import outbox_transitions as moves
 from tidings.host import outbox_views as views
-from tidings.host.outbox_transitions import Draft, Landed, Lane, Leased, LogPosition, Terms
+from tidings.host.outbox_transitions import Landed, Lane, Leased, LogPosition, NewRow, Terms
 from tidings.host.outbox_views import OutboxRow
 from tidings.host.outcomes import Outcome
 from tidings.host.schema import SCHEMA
@@ -80,7 +80,7 @@ class OutboxModel(RuleBasedStateMachine):
         self.true_time, self.booted, self.skew, self.runs = HOUR, 0, 0, 0
         self.brokers = {space: ForgetfulBroker(space) for space in ("main", "side")}
         self.met: dict[str, str] = {}
-        self.drafts: dict[int, Draft] = {}
+        self.drafts: dict[int, NewRow] = {}
         self.ended: dict[int, tuple[Any, ...]] = {}
         self.attempts: list[Attempt] = []
         self.known_since: dict[int, int] = {}
@@ -136,10 +136,10 @@ class OutboxModel(RuleBasedStateMachine):
         rows = [row for row in self.rows() if not states or row.state in states]
         return rows[choice % len(rows)] if rows else None
 
-    def draft(self, lane: Lane, text: str, message_id: str | None = None, max_age: int = HOUR * 24) -> Draft:
+    def draft(self, lane: Lane, text: str, message_id: str | None = None, max_age: int = HOUR * 24) -> NewRow:
         self.ids += 1
         message_id = message_id or f"id{self.ids}"
-        return Draft(
+        return NewRow(
             space=lane.space,
             sender=lane.sender,
             id=message_id,
