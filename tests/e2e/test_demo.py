@@ -1,6 +1,5 @@
 """The demonstration, as a user runs it."""
 
-import re
 import signal
 import tempfile
 from itertools import takewhile
@@ -122,11 +121,8 @@ def test_the_whole_demonstration_shows_who_was_away_who_left_and_who_was_narrowe
         "dora, who was away, gets all 4 once and in order",
         "eve, who left, gets the 2 she was owed and no other",
         "finn, whose access was narrowed, gets nothing more of #plans",
-        "dora goes and comes again: nothing comes twice",
     ):
         assert sentence in done.stdout
-    (numbers,) = re.findall(r"the pipeline: (\d+) messages, (\d+) deliveries in (\d+) frames", done.stdout)
-    assert all(int(number) > 0 for number in numbers)
     assert terminal.processes() == []
     assert list(tmp_path.glob("tidings-demo-*")) == []
 

@@ -61,53 +61,45 @@ def demo(
       tidings demo links
     """
     require_testing()
-    if what == "links":
-        _demo_links()
-    elif what is None:
-        _demo(no_pipeline)
-    else:
+    if what not in (None, "links"):
         raise UsageError(f"there is no demonstration {what!r}: `tidings demo` or `tidings demo links`")
-
-
-def _demo(no_pipeline: bool) -> None:
-    from tidings.demo.story import heading, tell
-
-    wanted = not no_pipeline and Context().settings.switch("pipeline")
     root = Path(tempfile.mkdtemp(prefix="tidings-demo-"))
-    home = SpaceHome(root / "home", "demo")
     started = time.monotonic()
     with _interruptible():
         try:
-            heading("A space starts")
-            with _running(home, root / "up.out", pipeline=wanted) as state:
-                asyncio.run(tell(home, durable=_is_coming(state)))
+            if what == "links":
+                ended = _show_links(root)
+            else:
+                ended = _show_space(root, pipeline=not no_pipeline and Context().settings.switch("pipeline"))
         finally:
             shutil.rmtree(root, ignore_errors=True)
-    output.line(f"\nDone in {time.monotonic() - started:.0f} s. The space is stopped and its files are gone.")
-    output.line("Your own: `tidings up`, then `tidings agent add NAME`.")
-    output.hint("tidings up --detach")
+    output.line(f"\nDone in {time.monotonic() - started:.0f} s. {ended}")
 
 
-def _demo_links() -> None:
+def _show_space(root: Path, *, pipeline: bool) -> str:
+    from tidings.demo.story import heading, tell
+
+    home = SpaceHome(root / "home", "demo")
+    heading("A space starts")
+    with _running(home, root / "up.out", pipeline=pipeline) as state:
+        asyncio.run(tell(home, durable=_is_coming(state)))
+    return (
+        "The space is stopped and its files are gone.\nYour own: `tidings up --detach`, then `tidings agent add NAME`."
+    )
+
+
+def _show_links(root: Path) -> str:
     from tidings.demo.links import tell
     from tidings.demo.story import heading
 
-    root = Path(tempfile.mkdtemp(prefix="tidings-demo-"))
     west, east = SpaceHome(root / "home", "west"), SpaceHome(root / "home", "east")
-    started = time.monotonic()
-    with _interruptible():
-        try:
-            heading("Two spaces start, west and east")
-            with (
-                _running(west, root / "west.out", pipeline=False),
-                _running(east, root / "east.out", pipeline=False),
-            ):
-                asyncio.run(tell(west, east))
-        finally:
-            shutil.rmtree(root, ignore_errors=True)
-    output.line(f"\nDone in {time.monotonic() - started:.0f} s. Both spaces are stopped and their files are gone.")
-    output.line("Your own: `tidings link invite --both general`, and `tidings link accept LINE` in the other space.")
-    output.hint("tidings link --help")
+    heading("Two spaces start, west and east")
+    with _running(west, root / "west.out", pipeline=False), _running(east, root / "east.out", pipeline=False):
+        asyncio.run(tell(west, east))
+    return (
+        "Both spaces are stopped and their files are gone.\n"
+        "Your own: `tidings link invite --both general`, and `tidings link accept LINE` in the other space."
+    )
 
 
 def _is_coming(state: dict[str, Any]) -> bool:

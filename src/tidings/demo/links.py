@@ -10,16 +10,16 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tidings.cli import link_words, output
+from tidings.demo.away import connect_to
 from tidings.demo.story import heading
 from tidings.errors import TidingsError, UnhealthyError
 
 if TYPE_CHECKING:
     import tidings
     from tidings.admin.home import SpaceHome
-    from tidings.admin.link_accepting import AcceptedLink
     from tidings_testing.proxy import FaultProxy
 
 #: seconds for a message on its way; and until a link that was cut has caught up, which asks again after a growing pause
@@ -35,13 +35,6 @@ APART = {
 }
 
 
-class Said(NamedTuple):
-    """A message of a channel, as a space holds it."""
-
-    who: str
-    text: str
-
-
 @dataclass
 class Side:
     """One of the two, and the agent who speaks there."""
@@ -52,7 +45,7 @@ class Side:
     agent: tidings.Endpoint | None = None
     link: str = ""
     #: what its agent said, in order
-    said: list[Said] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -61,7 +54,7 @@ class Side:
     async def say(self, text: str) -> None:
         assert self.agent is not None
         await self.agent.send(CHANNEL, text)
-        self.said.append(Said(f"{self.speaker}@{self.name}", text))
+        self.said.append(f"{self.speaker}@{self.name}: {text}")
         output.line(f"  {self.speaker} says in {self.name}: {text}")
 
     async def hears(self, text: str) -> None:
@@ -78,17 +71,18 @@ class Side:
         await heard.ack()
         output.line(f"  {self.speaker} in {self.name} hears {heard.sender.name}: {heard.text}")
 
-    async def held(self) -> list[Said]:
+    async def held(self) -> list[str]:
         """The channel as this space holds it, oldest first; who spoke here is named as elsewhere."""
         assert self.agent is not None
         past = await self.agent.history(CHANNEL, 100)
         names = [each.sender.name if each.origin else f"{each.sender.name}@{self.name}" for each in past]
-        return [Said(name, each.text) for name, each in zip(names, past, strict=True)][::-1]
+        return [f"{name}: {each.text}" for name, each in zip(names, past, strict=True)][::-1]
 
 
 async def tell(west: SpaceHome, east: SpaceHome) -> None:
     """The whole story, on two spaces that run."""
-    import tidings
+    from tidings.admin.administration import administer
+    from tidings.admin.agents import AgentFile
     from tidings_testing.proxy import fault_proxy
 
     async with AsyncExitStack() as stack:
@@ -96,55 +90,37 @@ async def tell(west: SpaceHome, east: SpaceHome) -> None:
         for home, speaker in ((west, "ada"), (east, "bob")):
             proxy = await stack.enter_async_context(fault_proxy(home.read_info().port))
             sides.append(Side(home, speaker, proxy))
-            await _add(home, speaker)
+            async with administer(home, "demo") as admin:
+                await admin.add(AgentFile(speaker, read=(CHANNEL,), post=(CHANNEL,)))
+            output.line(f"  {speaker} is an agent of {home.name}")
         await _link(*sides)
         for side in sides:
-            here = tidings.connect(side.name, name=side.speaker, channels=[CHANNEL], home=side.home.home)
-            side.agent = await stack.enter_async_context(here)
+            side.agent = await stack.enter_async_context(connect_to(side.home, side.speaker, channels=[CHANNEL]))
         await _talk(*sides)
         await _cut_apart(*sides)
         await _heal(*sides)
         await _compare(*sides)
 
 
-async def _add(home: SpaceHome, name: str) -> None:
-    from tidings.admin.administration import administer
-    from tidings.admin.agents import AgentFile
-
-    async with administer(home, "demo") as admin:
-        await admin.add(AgentFile(name, read=(CHANNEL,), post=(CHANNEL,)))
-    output.line(f"  {name} is an agent of {home.name}")
-
-
 async def _link(west: Side, east: Side) -> None:
     """As `tidings link invite` and `tidings link accept` do it."""
+    from tidings.admin.administration import administer
+    from tidings.admin.inviting import reach_of
+    from tidings.admin.link_accepting import LinkWishes, accept_link
+    from tidings.admin.link_inviting import LinkInviter, LinkTerms
+    from tidings.wire.invitations import parse_invitation
+
     heading(f"Their operators link them: one makes a line, the other accepts it. Both share #{CHANNEL}")
-    line = await _invite(west)
-    output.line(f"  west offers it: {line.partition('#')[0]}#…")
-    accepted = await _accept(east, line)
+    terms = LinkTerms(shares=(CHANNEL,), takes={CHANNEL: CHANNEL}, called="east")
+    async with administer(west.home, "demo") as admin:
+        _, line = LinkInviter(admin).invite(terms, OFFERED_FOR, reach_of(admin, west.proxy.url))
+    output.line(f"  west offers it: {str(line).partition('#')[0]}#…")
+    wishes = LinkWishes(called="west", urls=(east.proxy.url,))
+    accepted = await accept_link(east.home, parse_invitation(str(line)), wishes, lambda _proposal: None)
     west.link = east.link = accepted.record.link
     output.line(f"  east accepts: link {east.link}, in which it is called {accepted.known_as}")
     for here, there in ((west, east), (east, west)):
         await _until_carried(here, there)
-
-
-async def _invite(west: Side) -> str:
-    from tidings.admin.administration import administer
-    from tidings.admin.inviting import reach_of
-    from tidings.admin.link_inviting import LinkInviter, LinkTerms
-
-    terms = LinkTerms(shares=(CHANNEL,), takes={CHANNEL: CHANNEL}, called="east")
-    async with administer(west.home, "demo") as admin:
-        _, line = LinkInviter(admin).invite(terms, OFFERED_FOR, reach_of(admin, west.proxy.url))
-    return str(line)
-
-
-async def _accept(east: Side, line: str) -> AcceptedLink:
-    from tidings.admin.link_accepting import LinkWishes, accept_link
-    from tidings.wire.invitations import parse_invitation
-
-    wishes = LinkWishes(called="west", urls=(east.proxy.url,))
-    return await accept_link(east.home, parse_invitation(line), wishes, lambda _proposal: None)
 
 
 async def _until_carried(here: Side, there: Side) -> None:
@@ -205,16 +181,11 @@ async def _heal(west: Side, east: Side) -> None:
     for name, messages in zip(("west", "east"), held, strict=True):
         output.line(f"  {name} holds, in its order:")
         for each in messages:
-            output.line(f"    {each.who}: {each.text}")
-        _check_order(name, messages, west, east)
+            output.line(f"    {each}")
+        for side in (west, east):
+            if [each for each in messages if each in side.said] != side.said:
+                raise UnhealthyError(f"{side.speaker} said {side.said}, and {name} holds {messages}")
     output.line("  each once, and what one of them said is in the same order in both")
-
-
-def _check_order(name: str, held: list[Said], *sides: Side) -> None:
-    for side in sides:
-        of_one = [each for each in held if each in side.said]
-        if of_one != side.said:
-            raise UnhealthyError(f"{side.speaker} said {side.said}, and {name} holds {of_one}")
 
 
 async def _compare(west: Side, east: Side) -> None:

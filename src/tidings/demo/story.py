@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidings.cli import output
-from tidings.errors import UnhealthyError
+from tidings.demo.away import PATIENCE, come_back, connect_to, follow_pipeline, go_away
+from tidings.errors import AuthRevoked, DeniedError, UnhealthyError
 from tidings.util.task_ends import end_tasks
 
 if TYPE_CHECKING:
@@ -23,29 +24,21 @@ if TYPE_CHECKING:
     from tidings.client.notices import Notice
     from tidings_testing.processes import Child
 
-PATIENCE = 15.0
 BEFORE = "nobody but me is here yet"
 
 
 async def tell(home: SpaceHome, *, durable: bool) -> None:
     """The whole story; with `durable` also what needs the pipeline, which starts while the rest is told."""
-    from tidings.demo.away import Away, Phases
-
-    phases = Phases(home)
-    following = asyncio.create_task(phases.follow()) if durable else None
-    away = Away(home, phases) if durable else None
+    following = asyncio.create_task(follow_pipeline(home)) if durable else None
     try:
         await _add_agents(home)
-        await _join_and_leave(home)
-        await _show_table(home)
-        if away:
-            await away.go()
+        last = await go_away(home) if durable else 0
         await _talk(home)
         await _tell_a_loss(home)
         await _impersonate(home)
         await _attack(home)
-        if away:
-            await away.come_back()
+        if durable:
+            await come_back(home, last)
         await _revoke(home)
     finally:
         await end_tasks([following])
@@ -61,72 +54,31 @@ async def _add_agents(home: SpaceHome) -> None:
             post = ("general", "plans", "lobby")
             granted = await admin.add(AgentFile(name, read=read, post=post, roles=("reviewer",)))
             output.line(f"  {name} {granted.row.id[:10]}… may read {', '.join(read)}; record {granted.row.seq}")
-
-
-async def _join_and_leave(home: SpaceHome) -> None:
-    from tidings.admin.session import open_session
-    from tidings.errors import DeniedError
-
-    heading("ada joins a channel, messages are posted, ada leaves")
-    async with open_session(home, "ada") as ada, open_session(home, "bob") as bob:
-        joined = await ada.control.call("member", "join", pattern="general")
-        output.line(f"  {joined['seq']:>4}  ada joins #general ({joined['state']})")
-        output.line(f"  {await _post(bob, 'general', 'hello ada'):>4}  bob posts: ada is owed this one")
-        left = await ada.control.call("member", "leave", pattern="general")
-        output.line(f"  {left['seq']:>4}  ada leaves")
-        output.line(f"  {await _post(bob, 'general', 'still there?'):>4}  bob posts: ada is not owed this one")
+    async with connect_to(home, "bob", receive=False) as bob:
         try:
-            await bob.control.call("member", "join", pattern="team.secret")
+            await bob.join("team.secret")
         except DeniedError as error:
-            output.line(f"        bob asks for #team.secret: {error}")
+            output.line(f"  bob asks for #team.secret: {error}")
 
 
-async def _post(session: Session, channel: str, text: str) -> int:
-    """A signed message, confirmed by the log; the answer is its sequence."""
+async def _post(bob: Session, text: str, *, sender: str | None = None, name: str = "bob") -> int:
+    """A message under bob's key, whoever it says it is of; the log takes it. The answer is its sequence."""
     from tidings.wire import message, signing
 
-    composed = message.compose(message.Sender(session.key.id, session.name), text=text)
-    payload = message.encode(composed)
-    signature = signing.sign(session.key, session.info.id, "chat", channel, payload)
-    subject = session.info.subjects.chat(session.key.id, channel)
-    headers = {signing.SIGNATURE_HEADER: signature, "Nats-Msg-Id": composed.id}
-    reply = await session.connection.request(subject, payload, timeout=5, headers=headers)
+    payload = message.compose(message.Sender(sender or bob.key.id, name), text=text).raw
+    headers = {signing.SIGNATURE_HEADER: signing.sign(bob.key, bob.info.id, "chat", "general", payload)}
+    subject = bob.info.subjects.chat(bob.key.id, "general")
+    reply = await bob.connection.request(subject, payload, timeout=5, headers=headers)
     return int(json.loads(reply.data)["seq"])
-
-
-async def _show_table(home: SpaceHome) -> None:
-    from tidings.admin.administration import administer
-
-    heading("The table, as of each sequence: one ordered log decides who is owed what")
-    async with administer(home, "demo") as admin:
-        head = (await admin.ask("table"))["table"]["seq"]
-        before = ""
-        for seq in range(1, head + 2):
-            members = _members((await admin.ask("table", seq=seq))["table"])
-            if members != before:
-                output.line(f"  as of {seq:>3}: {members}")
-            before = members
-
-
-def _members(table: dict[str, Any]) -> str:
-    names = {owner: access["name"] for owner, access in table["access"].items()}
-    held = [
-        f"{names.get(owner, owner)} in #{pattern} since {joined}"
-        for owner, patterns in table["members"].items()
-        for pattern, joined in patterns.items()
-    ]
-    known = f"{len(names)} agent{'' if len(names) == 1 else 's'}"
-    return f"{known}; {', '.join(held) or 'nobody is in a channel'}"
 
 
 async def _talk(home: SpaceHome) -> None:
     """All three ways of addressing, and a process that is killed and comes back."""
-    import tidings
     from tidings_testing.processes import child
 
     state = home.run / "bob.state"
     bob = ("-m", "tidings.demo.agent", home.home, home.name, "bob", state)
-    async with tidings.connect(home.name, name="ada", channels=["general"], home=home.home) as ada:
+    async with connect_to(home, "ada", channels=["general"]) as ada:
         heading("Two agents talk: to a channel, to one agent, to a role. bob is a process of its own")
         await ada.send("general", BEFORE)
         async with child(*bob) as first:
@@ -163,9 +115,7 @@ async def _three_ways(home: SpaceHome, ada: Any, bob: Child) -> None:
 
 async def _asks_for_the_past(home: SpaceHome) -> None:
     """A first join brought nothing of what was said before it."""
-    import tidings
-
-    async with tidings.connect(home.name, name="bob", home=home.home, receive=False) as bob:
+    async with connect_to(home, "bob", receive=False) as bob:
         past = [each for each in await bob.history("general", 20) if each.text == BEFORE]
     if len(past) != 1 or not past[0].historical:
         raise UnhealthyError(f"bob asked for the past and got {past}")
@@ -220,7 +170,7 @@ async def _tell_a_loss(home: SpaceHome) -> None:
         await admin.add(AgentFile("cleo", read=("general",)))
     async with open_session(home, "cleo") as cleo, open_session(home, "bob") as bob:
         await cleo.control.call("member", "join", pattern="general")
-        said = [await _post(bob, "general", f"number {number} of five") for number in range(1, 6)]
+        said = [await _post(bob, f"number {number} of five") for number in range(1, 6)]
     source = ("home", str(home.home), home.name, "cleo")
     with held_mail(home.home):
         async with open_mailbox(home.home, source, Bound(rows=3)) as mailbox, mailbox.receive():
@@ -239,38 +189,25 @@ async def _tell_a_loss(home: SpaceHome) -> None:
 
 async def _impersonate(home: SpaceHome) -> None:
     """Ada's id under bob's key is shown to nobody, and bob is told; ada's name under bob's id is a claim."""
-    import tidings
+    from tidings.admin.session import open_session
 
     heading("bob pretends to be ada")
-    here: dict[str, Any] = {"channels": ["general"], "home": home.home}
     async with (
-        tidings.connect(home.name, name="ada", **here) as ada,
-        tidings.connect(home.name, name="bob", **here) as bob,
+        connect_to(home, "ada", channels=["general"]) as ada,
+        connect_to(home, "bob", channels=["general"]) as bob,
+        open_session(home, "bob") as raw,
     ):
         told: asyncio.Queue[Notice] = asyncio.Queue()
         bob.on("notice", told.put_nowait)
-        seq = await _post_as(home, ada.id, "ada", "ada says: delete everything")
+        seq = await _post(raw, "ada says: delete everything", sender=ada.id, name="ada")
         output.line(f"  {seq:>4}  he writes ada's id into a message: stored under his own key, shown to nobody")
-        await _post_as(home, bob.id, "ada", "it is me, ada")
+        await _post(raw, "it is me, ada", name="ada")
         while (heard := await ada.next_message(PATIENCE)).seq < seq:
             pass  # what she was owed from before
         if (heard.text, heard.sender.name, heard.claims) != ("it is me, ada", "bob", "ada"):
             raise UnhealthyError(f"a forged name was shown: {heard.sender} claims {heard.claims}: {heard.text}")
         output.line(f'  {heard.seq:>4}  he writes her name only: ada hears bob (claims to be "ada"): {heard.text}')
         output.line(f"        and nothing is lost in silence. bob is told: {await _void(told, seq)}")
-
-
-async def _post_as(home: SpaceHome, sender: str, name: str, text: str) -> int:
-    """A message of bob's that says it is somebody else's; the log takes it."""
-    from tidings.admin.session import open_session
-    from tidings.wire import message, signing
-
-    async with open_session(home, "bob") as bob:
-        forged = message.compose(message.Sender(sender, name), text=text).raw
-        signature = signing.sign(bob.key, bob.info.id, "chat", "general", forged)
-        subject = bob.info.subjects.chat(bob.key.id, "general")
-        reply = await bob.connection.request(subject, forged, timeout=5, headers={"Td-Sig": signature})
-    return int(json.loads(reply.data)["seq"])
 
 
 async def _void(told: asyncio.Queue[Notice], seq: int) -> str:
@@ -305,7 +242,6 @@ async def _attack(home: SpaceHome) -> None:
 async def _revoke(home: SpaceHome) -> None:
     from tidings.admin.administration import administer
     from tidings.admin.session import open_session
-    from tidings.errors import AuthRevoked
 
     heading("bob is revoked")
     creds = home.agent_creds("bob").read_text()
