@@ -12,9 +12,8 @@ import pytest
 from tidings.cli.main import main
 from tidings.errors import UnhealthyError
 from tidings.links import directory_sync as people_round
-from tidings.links import importing as admitting
+from tidings.links import link_store, paging
 from tidings.links import mail_sync as mail_round
-from tidings.links import paging
 from tidings.links import replicator as engine
 from tidings.links import validation as judging
 from tidings.links.definition import LinkDefinition
@@ -74,9 +73,9 @@ def _believed(*_arguments: Any) -> None:
     return None
 
 
-def _guessable(secret: bytes, name: Any, attempt: int) -> str:
-    del secret, attempt
-    return str(name.id)
+def _guessable(secret: bytes, *name: str) -> str:
+    del secret
+    return name[2]
 
 
 async def _agreed(self: engine.Direction) -> None:
@@ -103,7 +102,7 @@ RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "records_out_of_order": (paging, "_check_records", _believed),
     "gaps_that_cannot_be": (engine, "check_gap", _believed),
     "endless_names": (link_exchange, "_check_texts", _believed),
-    "ids_guessed_in_advance": (admitting, "message_id", _guessable),
+    "ids_guessed_in_advance": (link_store, "message_id", _guessable),
     "revoked_in_the_middle": (engine.Direction, "_check_agreed", _agreed),
     "not_listed": (LocalDestination, "unlisted", _all_listed),
     "agents_that_are_none": (people_round, "read_statement", _unverified),

@@ -195,7 +195,9 @@ async def test_poison_in_frames_holds_up_neither_its_frame_nor_the_next_ones(
         for number in range(6):  # the broker hands out four frames unsettled
             said = [await ada.send("general", f"{what} {number}") for what in ("poison", "bread")]
             await pipeline.deliver(owner, [each.seq for each in said])
-        await pipeline.level()
+        head = await pipeline.level()
+        seen = steward.roster.backstop
+        await eventually(lambda: seen.fact(head).behind == 0, what="the steward sees that all is delivered")
         bob = connect(pair, "bob", channels=["general"], retry=QUICK)
         kinds: set[tuple[str, bool]] = set()
         bob.on("message", lambda message: kinds.add((message.text.split()[0], message.durable)))

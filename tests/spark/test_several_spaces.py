@@ -12,7 +12,7 @@ import pytest
 
 from crowd import check, clients, gathered, join, read_all, say
 from tidings.delivery.job import DeliverJob
-from tidings.delivery.process import POOL, SeveralJobs
+from tidings.delivery.several import POOL, SeveralJobs
 from tidings.delivery.status import look
 from tidings_testing.processes import child
 from tidings_testing.real_space import RealSpace, real_space

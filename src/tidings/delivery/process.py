@@ -8,10 +8,6 @@ ended and is tried again, then a result or an error with its code. A JVM that en
 `pipeline.log`; what Spark writes goes to `spark.log`, and what the JVM and its workers print to `spark.out`. SIGTERM
 ends it in order: query, lease, JVM, and what is left of its process group. Killed with -9 it takes the JVM along,
 because the JVM's standard input ends; whoever started it ends what is left then.
-
-Several spaces run in one Spark side by side. Each job runs in a thread and in a scheduling pool of its own, so that a
-space with a backlog does not keep the tasks of the others waiting. What ends one job is said, and that job alone is
-tried again. Only the end of Spark itself ends all of them.
 """
 
 from __future__ import annotations
@@ -24,12 +20,12 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from tidings.admin.home import SpaceHome
 from tidings.delivery.session import (
@@ -44,13 +40,9 @@ from tidings.delivery.session import (
 )
 from tidings.delivery.spark_home import ArchiveMaker
 from tidings.delivery.storage import below, checked_place, checked_storage, is_folder
-from tidings.delivery.stream_job import RESTART, SparkEnded, StreamJob, first_words
 from tidings.errors import PrerequisiteMissing, TidingsError, UnhealthyError, UsageError
 from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.util.private_files import close_to_others, private_dir, read_private
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 #: seconds an orderly end may take; after that this process ends as it is, and the next one repeats the batch
 ORDERLY = 25.0
@@ -155,7 +147,7 @@ class DeliverProcess:
         return ArchiveMaker.of(session, archive, has_worked=lambda: self._job is not None and self._job.has_worked)
 
     def _deliver(self, session: Any, *, carried: bool) -> None:
-        from tidings.delivery.process import SeveralJobs
+        from tidings.delivery.several import SeveralJobs
 
         makers = {home.name: partial(self._make_job, session, home, carried=carried) for home in self._homes}
         if self.options.also:
@@ -375,61 +367,3 @@ def end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     end(main())
-
-
-POOL = "spark.scheduler.pool"
-
-
-class SeveralJobs:
-    """`jobs`: what makes the job of each space. `run` returns when `stop` was called, or raises what ended Spark."""
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        jobs: Mapping[str, Callable[[], StreamJob]],
-        on_halt: Callable[[str, str], None] = lambda _space, _why: None,
-    ) -> None:
-        self._spark, self._jobs, self._on_halt = spark, jobs, on_halt
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()
-        self.running: dict[str, StreamJob] = {}
-        self._ended: SparkEnded | None = None
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopping.set()
-            for job in self.running.values():
-                job.stop()
-
-    @property
-    def has_worked(self) -> bool:
-        return any(job.tally.batches > 0 for job in self.running.values())
-
-    def run(self) -> None:
-        threads = [threading.Thread(target=self._keep, args=(space,), name=f"deliver-{space}") for space in self._jobs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self._ended is not None:
-            raise self._ended
-
-    def _keep(self, space: str) -> None:
-        """Run the job of a space, and again whatever ended it."""
-        delays = RESTART.delays(fresh_after=60)
-        while not self._stopping.is_set():
-            try:
-                self._spark.sparkContext.setLocalProperty(POOL, space)  # of this thread, and of the queries it starts
-                job = self._jobs[space]()
-                with self._lock:
-                    if self._stopping.is_set():
-                        return
-                    self.running[space] = job
-                job.run()
-            except SparkEnded as error:
-                self._ended = error
-                self.stop()
-            except Exception as error:  # boundary: whatever it is, the other spaces go on
-                log.warning("space %s: starting again: %s", space, error, exc_info=not isinstance(error, TidingsError))
-                self._on_halt(space, first_words(error))
-                self._stopping.wait(next(delays))

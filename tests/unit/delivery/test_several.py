@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tidings.delivery import process
-from tidings.delivery.process import POOL, SeveralJobs, also_checked
+from tidings.delivery import several
+from tidings.delivery.process import also_checked
+from tidings.delivery.several import POOL, SeveralJobs
 from tidings.delivery.stream_job import SparkEnded
 from tidings.errors import LeaseLost, UsageError
 from tidings.util.backoff import Backoff
@@ -47,7 +48,7 @@ class Context:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "RESTART", Backoff(0.001, 0.01))
+    monkeypatch.setattr(several, "RESTART", Backoff(0.001, 0.01))
 
 
 def started(jobs: dict[str, Callable[[], Any]], halted: list[tuple[str, str]]) -> tuple[SeveralJobs, Context, Any]:

@@ -155,10 +155,11 @@ async def mail_out_of_order(stage: LinkStage) -> ProbeOutcome:
     async with _open(stage):
         first, second = (peer.write(stage.reader.id, text) for text in ("one", "two"))
         rows = [peer.mail_row(replace(each, seq=seq)) for each, seq in ((first, 9), (second, 8))]
+        page = {"mail": [], "epoch": "x", "people": "", "after": 0, "through": 0, "more": False}
         lies: list[tuple[str, Any]] = [
-            ("mail", {"mail": rows, "epoch": "x", "people": "", "through": 9, "more": False}),
-            ("mail", {"mail": [], "epoch": peer.epoch_of_mail, "people": "all", "through": 0, "more": True}),
-            ("mail", {"mail": rows[:1], "epoch": "x", "people": "", "through": 1, "more": False}),
+            ("mail", page | {"mail": rows, "through": 9}),
+            ("mail", page | {"epoch": peer.epoch_of_mail, "people": "all", "more": True}),
+            ("mail", page | {"mail": rows[:1], "through": 1}),
             ("mail", {"mail": "x"}),
             ("mail", b"[]"),
             (
