@@ -43,7 +43,7 @@ from roster import cpu_seconds, share_of_core
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.client.connect import connect_directly
 from tidings.links.local_socket import ask
-from tidings.links.paging import PAGE_RECORDS
+from tidings.links.validation import PAGE_RECORDS
 from tidings.nats import jwt
 from tidings.nats.client import Connection
 from tidings.nats.jetstream import JetStream, StoredRecord

@@ -30,7 +30,7 @@ from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import PeerAccess
 from tidings.client.connect import connect_directly
 from tidings.links import replicator, running_link
-from tidings.links.agreements import last_row
+from tidings.links.link_store import last_row
 from tidings.links.local_socket import ask
 from tidings.links.ports import Prepare
 from tidings.links.running_link import NatsSpaces, SharedLog

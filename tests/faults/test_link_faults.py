@@ -12,7 +12,7 @@ import tidings
 from failing_links import FailingLinks, failing_links, has_failed, look_soon
 from tidings.client.connect import connect_directly
 from tidings.links import mail_sync
-from tidings.links.paging import PAGE_RECORDS
+from tidings.links.validation import PAGE_RECORDS
 from tidings.links.worker import LinkWorker
 from tidings_testing.proxy import FaultProxy
 from tidings_testing.real_space import RealSpace

@@ -16,7 +16,7 @@ from linked_spaces import LINK
 from tidings.cli.main import main as tidings_command
 from tidings.links import replicator
 from tidings.links.operations import alone
-from tidings.links.paging import PAGE_RECORDS
+from tidings.links.validation import PAGE_RECORDS
 from tidings.server.disk import DiskReserve, Room
 from tidings.util.backoff import Backoff
 from tidings_testing.real_space import RealSpace

@@ -12,7 +12,7 @@ import pytest
 from tidings.cli.main import main
 from tidings.errors import UnhealthyError
 from tidings.links import directory_sync as people_round
-from tidings.links import link_store, paging
+from tidings.links import link_store
 from tidings.links import mail_sync as mail_round
 from tidings.links import replicator as engine
 from tidings.links import validation as judging
@@ -99,7 +99,7 @@ RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "forged_sender": (judging, "verifies", lambda *_arguments: True),
     "foreign_channel": (LinkDefinition, "ours", _everything_is_mapped),
     "oversize_page": (engine, "check_page", _believed),
-    "records_out_of_order": (paging, "_check_records", _believed),
+    "records_out_of_order": (judging, "_check_records", _believed),
     "gaps_that_cannot_be": (engine, "check_gap", _believed),
     "endless_names": (link_exchange, "_check_texts", _believed),
     "ids_guessed_in_advance": (link_store, "message_id", _guessable),

@@ -15,7 +15,7 @@ from tidings.links.destination import LocalDestination, LocalSpace
 from tidings.links.events import GapDetected
 from tidings.links.link_store import BookedLink
 from tidings.links.replicator import Direction
-from tidings.links.running_link import LoopClock, RunningDirection
+from tidings.links.running_link import LoopClock
 from tidings.links.schema import SCHEMA
 from tidings.links.source import PeerSource
 from tidings.nats.errors import NatsError
@@ -47,12 +47,11 @@ async def carried(
     ledger, here = BookedLink(database, row.row), LocalDestination(local, LINK)
     direction = Direction(wanted, ledger, source, here, clock, verify=verify)
     direction.listen(events.append)
-    running = RunningDirection(direction)
-    running.start()
+    direction.start()
     try:
         yield direction, events
     finally:
-        await running.stop(10)
+        await direction.stop(10)
         await source.close()
         await local.close()
         database.close()

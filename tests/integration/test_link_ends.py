@@ -264,14 +264,14 @@ async def test_an_acknowledgement_that_does_not_come_is_an_unknown_outcome(two: 
 
 
 async def test_the_worker_reads_the_links_of_its_space(two: Two) -> None:
-    found = await two.local.links()
-    assert (found.name, found.facts.space) == ("acme", two.acme.info.id)
-    ((seq, record, _),) = found.links
+    said, found = await two.local.ask("links"), await two.local.links()
+    assert (said["name"], found.facts.space) == ("acme", two.acme.info.id)
+    ((record, _),) = found.links
     assert (record.link, record.state, record.origin) == (LINK, "on", two.main.info.id)
     assert (record.channels, record.space) == ({"general": "news", "team": "acme-team"}, "main")
     await unlinked(two.acme)
-    ((later, ended, _),) = (await two.local.links()).links
-    assert (ended.state, later > seq) == ("off", True)
+    later, ((ended, _),) = await two.local.ask("links"), (await two.local.links()).links
+    assert (ended.state, later["links"][0]["seq"] > said["links"][0]["seq"]) == ("off", True)
 
 
 # --- no echo, no loop ---

@@ -32,7 +32,6 @@ from tidings.links import operations, replicator
 from tidings.links.events import LinkEvent, PullAdvanced
 from tidings.links.local_socket import ask, follow
 from tidings.links.operations import alone
-from tidings.links.replicator import Mode
 from tidings.links.source import PeerSource
 from tidings.wire import signing
 from tidings.wire.digests import DigestAnswer
@@ -295,7 +294,7 @@ async def test_a_process_that_is_told_to_ends_in_order_and_leaves_no_socket(both
 
 
 async def test_who_looks_every_so_often_takes_the_same_without_being_woken(both: LinkedSpaces) -> None:
-    async with worker(both.acme, mode=Mode(0.3)):
+    async with worker(both.acme, every=0.3):
         await said(both.main, "ada", "one", "two")
         await until_came(both.acme, ["one", "two"])
 

@@ -17,6 +17,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -309,7 +310,7 @@ class SimulatedLog:
         )
 
     def hello(self) -> PeerFacts:
-        return PeerFacts(space=self.space, epoch=self.epoch, head=self.head, floor=self.floor)
+        return PeerFacts(space=self.space, epoch=self.epoch, head=self.head, floor=self.floor, shares=(">",), hops=1)
 
     def page(self, grant: Grant, token: Token, limit: int, reach: int) -> LinkPage:
         gap = self.gap(token)
@@ -423,7 +424,7 @@ class SimulatedSource:
     tamper: Callable[[], Tamper | None]
 
     async def hello(self) -> PeerFacts:
-        now = self.network.scheduler.now
+        now = datetime.fromtimestamp(self.network.scheduler.now, UTC).isoformat()
         return await self._ask(lambda: msgspec.structs.replace(self.log().hello(), time=now))
 
     async def page(self, token: Token, limit: int) -> LinkPage:

@@ -26,7 +26,6 @@ import msgspec
 
 from tidings.errors import ConflictError, TooLarge
 from tidings.links import link_store, local_index, obligations
-from tidings.links.agreements import opened
 from tidings.links.definition import LinkDefinition
 from tidings.links.events import GapDetected, LinkEvent
 from tidings.links.ports import OriginIdentity
@@ -386,7 +385,7 @@ class World:
 
     @staticmethod
     def _open(carrier: Carrier) -> None:
-        carrier.row = carrier.books.job(lambda c: opened(c, carrier.definition, 0)).row
+        carrier.row = carrier.books.job(lambda c: link_store.opened(c, carrier.definition, 0)).row
 
     def _pause(self, carrier: Carrier) -> None:
         if carrier.link.paused is None:

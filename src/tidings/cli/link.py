@@ -297,11 +297,10 @@ def run(
 
 
 async def _run(ctx: Context, every: float | None) -> None:
-    from tidings.links.replicator import Mode
     from tidings.links.worker import LinkWorker
 
     ctx.home.make()
-    worker = LinkWorker(ctx.home, mode=Mode(every), tell=output.say)
+    worker = LinkWorker(ctx.home, every=every, tell=output.say)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, worker.stop)
     how = "hears of what is new" if every is None else f"looks every {every:.0f} s"

@@ -22,7 +22,6 @@ from typing import Any
 
 from tidings.admin.home import SpaceHome
 from tidings.errors import TidingsError
-from tidings.links.replicator import Mode
 from tidings.links.worker import LinkWorker
 from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
 
@@ -34,8 +33,8 @@ def say(result: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def run(home: SpaceHome, mode: Mode) -> None:
-    worker = LinkWorker(home, mode=mode)
+async def run(home: SpaceHome, every: float | None) -> None:
+    worker = LinkWorker(home, every=every)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
@@ -61,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         handler = RotatingFileHandler(home.logs / "links.log", maxBytes=LOG_FILE_BYTES, backupCount=LOG_FILES)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-        asyncio.run(run(home, Mode(options.every)))
+        asyncio.run(run(home, options.every))
     except TidingsError as error:
         log.error("%s", error)
         say({"error": {"code": error.code, "message": str(error)}})

@@ -1,13 +1,23 @@
-"""What a direction of a link takes, as the link record in force says it, and the key its ledger has it under; pure."""
+"""What a direction of a link takes, as the link record in force says it, and the key its ledger has it under."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from tidings.wire.links import ChannelMap, scope_id
+from tidings.nats.jwt import split_credentials
+from tidings.util.private_files import read_private
+from tidings.wire.links import ChannelMap, authorization_epoch, scope_id
+from tidings.wire.rulings import Link
+from tidings.wire.signing import seed_bytes
+
+SECRET_BYTES = 32
 
 
 class LinkKey(NamedTuple):
@@ -56,3 +66,36 @@ class LinkDefinition(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def text(self) -> str:
         """One text for equal definitions."""
         return msgspec.json.encode(self, order="sorted").decode()
+
+
+def takes_something(record: Link, now: float) -> bool:
+    """Does it let anything in at this moment?"""
+    return record.state == "on" and carries(record) and not record.has_ended(int(now * 1e9))
+
+
+def carries(record: Link) -> bool:
+    """Is there anything for a worker to do, as it is agreed?"""
+    return bool(record.channels or record.beyond) or record.roster == "on"
+
+
+def definition_of(space: str, record: Link) -> LinkDefinition:
+    """`space`: the id of the space the record is of."""
+    return LinkDefinition(
+        link=record.link,
+        space=space,
+        peer=record.origin,
+        authority=authorization_epoch(record),
+        channels=record.channels,
+        beyond=record.beyond,
+        hops=record.hops,
+        until=record.until,
+    )
+
+
+def secret_of(creds: Path) -> bytes:
+    """What message ids of a space are made with: known to nobody who does not have its worker's key. Two ledgers of one
+    space, in a copied home say, have the same one, so that of two workers at once the log takes one copy."""
+    if not creds.exists():
+        return os.urandom(SECRET_BYTES)
+    key = split_credentials(read_private(creds))[1]
+    return hmac.digest(seed_bytes(key), b"message ids of links", hashlib.sha256)

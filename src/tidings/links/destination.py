@@ -25,8 +25,8 @@ from tidings.errors import (
     UnhealthyError,
 )
 from tidings.links.connection import LinkConnection
-from tidings.links.paging import PAGE_RECORDS
 from tidings.links.ports import AdmittedAt, IndexPage, IndexRow, LinkAdmission, LocalFacts
+from tidings.links.validation import PAGE_RECORDS
 from tidings.nats.client import Connection
 from tidings.nats.core import header_block
 from tidings.nats.errors import ApiError, NatsError, NoResponders, NotConnected, PublishDenied, Refusal, Unwritable
@@ -62,9 +62,8 @@ class PeerProgress(msgspec.Struct, frozen=True):
 
 
 class LinkInForce(NamedTuple):
-    """A link record, the sequence it is at, and how far the other space is with what it shares."""
+    """A link record, and how far the other space is with what it shares."""
 
-    seq: int
     record: Link
     push: PeerProgress | None = None
 
@@ -72,7 +71,6 @@ class LinkInForce(NamedTuple):
 class LocalLinks(NamedTuple):
     """What this space's steward says of its links."""
 
-    name: str
     facts: LocalFacts
     links: tuple[LinkInForce, ...]
 
@@ -108,8 +106,13 @@ class LocalSpace:
     async def links(self) -> LocalLinks:
         """Every link record in force, on or off."""
         said = await self.ask("links")
-        rows = tuple(_link(row) for row in said["links"])
-        return LocalLinks(said["name"], msgspec.convert(said, LocalFacts), rows)
+        rows = tuple(
+            LinkInForce(
+                msgspec.convert({"op": "-", **row}, Link), msgspec.convert(row.get("push"), PeerProgress | None)
+            )
+            for row in said["links"]
+        )
+        return LocalLinks(msgspec.convert(said, LocalFacts), rows)
 
     async def facts(self, link: str | None = None) -> tuple[LocalFacts, bool]:
         """The log as it is, what a link lets in, and whether the log takes messages."""
@@ -244,8 +247,3 @@ def _windows(batch: Sequence[LinkAdmission]) -> Iterator[Sequence[LinkAdmission]
             start, size = number, len(each.record.payload)
     if batch:
         yield batch[start:]
-
-
-def _link(row: dict[str, Any]) -> LinkInForce:
-    seq, push = int(row.pop("seq")), row.pop("push", None)
-    return LinkInForce(seq, msgspec.convert({"op": "-", **row}, Link), push and msgspec.convert(push, PeerProgress))

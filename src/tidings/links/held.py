@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from tidings.links import link_store as books
 from tidings.links.compare import MOST_IDS
 from tidings.links.link_store import BookedLink, HeldRow, LetIn
-from tidings.links.ports import Destination, IndexPage, Source
+from tidings.links.ports import Destination, IndexPage, PeerFacts, Source
 from tidings.wire.digests import (
     BucketsAnswer,
     DayDigests,
@@ -35,7 +35,6 @@ from tidings.wire.digests import (
     bucket_of,
     item_hash,
 )
-from tidings.wire.names import covers_any
 
 #: rows of the ledger that are looked at together
 AT_ONCE = 1_000
@@ -43,37 +42,17 @@ AT_ONCE = 1_000
 MOST_NAMED = 100
 
 
-class SharedNow(NamedTuple):
-    """What a peer lets us read at this moment; `shares` is None if it does not say."""
-
-    peer: str
-    shares: tuple[str, ...] | None = None
-    hops: int = 1
-
-    def has(self, origin: str, channel: str) -> bool:
-        """May a record be in its digests? What it passes on of other spaces has another name in its own log, so that
-        it may be known for what it said itself only."""
-        if self.shares is None:
-            return True
-        return covers_any(self.shares, channel) if origin == self.peer else self.hops > 1
-
-
-async def shared_by(peer: Source) -> SharedNow:
-    facts = await peer.hello()
-    return SharedNow(facts.space, facts.shares, facts.hops)
-
-
 class HeldRecords:
-    """One link's. `shared` is asked at the beginning of each comparison; without it everything counts."""
+    """One link's. `peer` is asked what it shares at the beginning of each comparison; without it everything counts."""
 
-    def __init__(self, ledger: BookedLink, shared: Callable[[], Awaitable[SharedNow]] | None = None) -> None:
-        self._ledger, self._ask_shared = ledger, shared
-        self.shared = SharedNow("")
+    def __init__(self, ledger: BookedLink, peer: Source | None = None) -> None:
+        self._ledger, self._peer = ledger, peer
+        self._shared: PeerFacts | None = None
 
     async def digest(self, through: int, *, floor: int) -> DigestAnswer:
         row = self._ledger.row
-        if self._ask_shared is not None:
-            self.shared = await self._ask_shared()
+        if self._peer is not None:
+            self._shared = await self._peer.hello()
         days = await self._ledger.read(lambda c: books.held_days(c, row, floor, through))
         found: dict[str, dict[str, Digest]] = {}
         for channel, day in days:
@@ -108,9 +87,9 @@ class HeldRecords:
     def _rows(
         self, connection: sqlite3.Connection, channel: str, day: str, floor: int, through: int
     ) -> Iterator[HeldRow]:
-        shared = self.shared
+        shared = self._shared
         rows = books.held_rows(connection, self._ledger.row, channel, day, floor, through)
-        return (each for each in rows if shared.has(each.origin, channel))
+        return (each for each in rows if shared is None or shared.shows(each.origin, channel))
 
 
 class LostHere(NamedTuple):

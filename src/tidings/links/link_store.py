@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import sqlite3
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from tidings.errors import LinkConflict, QuarantineFull, TokenRefused
-from tidings.links.definition import LinkDefinition, LinkKey
+from tidings.links.definition import SECRET_BYTES, LinkDefinition, LinkKey
 from tidings.links.ports import OriginIdentity
 from tidings.wire.links import LinkedRecord, Token
 
@@ -146,6 +147,36 @@ def agree_anew(connection: sqlite3.Connection, row: int, definition: LinkDefinit
         "UPDATE link SET scope = ?, authority = ?, definition = ? WHERE row = ?",
         (key.scope, key.authority, definition.text(), row),
     )
+
+
+def find_row(connection: sqlite3.Connection, definition: LinkDefinition) -> LinkRow | None:
+    """What the ledger has of a link as it is agreed now."""
+    return next((row for row in links(connection, definition.space) if row.key == definition.key), None)
+
+
+def last_row(connection: sqlite3.Connection, space: str, link: str) -> LinkRow | None:
+    """What the ledger has of a link, under whichever agreement it was carried last."""
+    rows = [row for row in links(connection, space) if row.definition.link == link]
+    return rows[-1] if rows else None
+
+
+def opened(connection: sqlite3.Connection, definition: LinkDefinition, now: int, secret: bytes = b"") -> LinkRow:
+    """The same, made if it is not there. One that takes the same under another agreement goes on where it was; else all
+    is read again, and what was known under the one before is given up. A link that is paused stays so, and what is in
+    quarantine stays there: the peer may have it no more. `secret` is for a space that has none yet."""
+    if (found := find_row(connection, definition)) is not None:
+        return open_link(connection, definition, b"", now) if found.definition != definition else found
+    before = [row for row in links(connection, definition.space) if row.definition.link == definition.link]
+    if before and before[-1].definition.takes == definition.takes:
+        agree_anew(connection, before[-1].row, definition)
+        return find(connection, before[-1].row)
+    row = open_link(connection, definition, secret or os.urandom(SECRET_BYTES), now)
+    if before and before[-1].paused is not None:
+        pause(connection, row.row, before[-1].paused, now)
+    for each in before:
+        keep_quarantine(connection, each.row, row.row, now)
+        delete(connection, each.row)
+    return find(connection, row.row)
 
 
 def find(connection: sqlite3.Connection, row: int) -> LinkRow:

@@ -26,12 +26,12 @@ from tidings.errors import ConflictError, TidingsError, UsageError
 from tidings.links import directory as people
 from tidings.links import link_store as books
 from tidings.links import obligations
-from tidings.links.agreements import carries, definition_of, find_row, last_row, opened, secret_of
 from tidings.links.compare import Comparison, Difference
+from tidings.links.definition import carries, definition_of, secret_of
 from tidings.links.destination import LocalDestination, LocalSpace
 from tidings.links.directory import PeerPlace
-from tidings.links.held import HeldRecords, lost_here, shared_by
-from tidings.links.link_store import BookedLink, LinkRow, milliseconds
+from tidings.links.held import HeldRecords, lost_here
+from tidings.links.link_store import BookedLink, LinkRow, find_row, last_row, milliseconds, opened
 from tidings.links.obligations import Quarantined
 from tidings.links.running_link import CarriedLink, SharedLog
 from tidings.links.source import PeerSource
@@ -247,9 +247,8 @@ class LinkOperations:
 
     async def _compared(self, row: LinkRow, peer: SharedLog) -> Answer:
         assert row.handled is not None
-        ours = HeldRecords(BookedLink(self.database, row.row), lambda: shared_by(peer))
-        comparison = Comparison(ours, peer)
-        found, head = await comparison.divergence(row.handled.seq), (await peer.hello()).head
+        comparison = Comparison(HeldRecords(BookedLink(self.database, row.row), peer), peer)
+        found, facts = await comparison.divergence(row.handled.seq), await peer.hello()
         differences, more, rows = list[Difference](), False, 0
         async for each in comparison.between(found):
             differences.append(each)
@@ -259,7 +258,7 @@ class LinkOperations:
         differences, passed_on = await self._without_others(row, differences)
         counts = await self.database.read(lambda c: books.counts(c, row.row))
         known = await self.database.read(lambda c: books.held_channels(c, row.row, found.floor, found.through))
-        outside = [each for each in known if not ours.shared.has(each.origin, each.channel)]
+        outside = [each for each in known if not facts.shows(each.origin, each.channel)]
         left_out = [each for each in known if each.not_taken and each not in outside]
         return {
             "space": row.definition.peer,
@@ -267,7 +266,7 @@ class LinkOperations:
             "floor": found.floor,
             "through": found.through,
             #: where the other log ends: what lies between was not handled yet, and not compared
-            "head": max(head, found.through),
+            "head": max(facts.head, found.through),
             "counts": counts,
             "differences": [_difference(each) for each in differences[:MOST_DIFFERENCES]],
             "lacking": sum(len(each.lacking) for each in differences),

@@ -9,6 +9,8 @@ will never take this record.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from datetime import datetime
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 from tidings.errors import TidingsError
 from tidings.links.compare import Difference
 from tidings.wire.links import LinkedRecord, LinkPage, Token
+from tidings.wire.names import covers_any
 
 
 class OriginIdentity(NamedTuple):
@@ -27,16 +30,29 @@ class OriginIdentity(NamedTuple):
 
 
 class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How the peer introduces itself. `space` is its id; `shares` and `hops` are what it lets us read now, None if that
-    is not said; `time` is what its clock says, in seconds, if that is told."""
+    """How the peer introduces itself. `space` is its id; `shares` and `hops` are what it lets us read now; `time` is
+    what its clock says; `jwt` is a newer token of our user, if there is one."""
 
     space: str
     epoch: str
     head: int
-    floor: int = 0
-    shares: tuple[str, ...] | None = None
-    hops: int = 1
-    time: float | None = None
+    floor: int
+    shares: tuple[str, ...]
+    hops: int
+    time: str = ""
+    jwt: str = ""
+
+    @property
+    def clock(self) -> float | None:
+        """What its clock says, in seconds, if that is told."""
+        with suppress(ValueError, OverflowError):
+            return datetime.fromisoformat(self.time).timestamp()
+        return None
+
+    def shows(self, origin: str, channel: str) -> bool:
+        """May a record be in its digests? What it passes on of other spaces has another name in its own log, so that
+        it may be known for what it said itself only."""
+        return covers_any(self.shares, channel) if origin == self.space else self.hops > 1
 
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True):

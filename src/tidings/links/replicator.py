@@ -42,8 +42,8 @@ from tidings.links.importing import Admitter
 from tidings.links.link_store import BookedLink, Disposed, LinkRow
 from tidings.links.local_index import IndexState
 from tidings.links.obligations import LATE, OwedRecord, Quarantined
-from tidings.links.paging import PAGE_RECORDS, agreed_token, check_gap, check_page
 from tidings.links.ports import Clock, Comparing, Destination, Fetched, IndexRow, LocalFacts, Source, Verify
+from tidings.links.validation import PAGE_RECORDS, agreed_token, check_gap, check_page
 from tidings.util.backoff import Backoff
 from tidings.util.failpoints import reach
 from tidings.util.task_ends import end_tasks
@@ -78,15 +78,6 @@ GAPS_IN_A_ROW = 3
 _LINK = (errors.DeniedError, errors.UnhealthyError, errors.WireError, errors.UsageError)
 #: what an operator has to deal with: the link is held back until then, and only looks now and then
 _HELD_BACK = (errors.DeniedError,)
-
-
-class Mode(NamedTuple):
-    """`live`: woken, with a poll behind it. Otherwise it looks every so many seconds."""
-
-    every: float | None = None
-
-
-LIVE = Mode()
 
 
 #: runs something beside the loop; what is returned ends it
@@ -129,18 +120,20 @@ class Direction:
         verify: Verify,
         comparison: Comparing | None = None,
         rng: random.Random | None = None,
-        mode: Mode = LIVE,
+        every: float | None = None,
         limit: int = PAGE_RECORDS,
         tell_after: float = POLL[1],
         beside: Beside = _as_task,
     ) -> None:
-        """`tell_after`: seconds after records were handled until the peer is asked again, and hears how far we are."""
-        self.definition, self.mode = definition, mode
+        """`every`: it looks every so many seconds; None: it is woken, with a poll behind it. `tell_after`: seconds
+        after records were handled until the peer is asked again, and hears how far we are."""
+        self.definition, self.every = definition, every
         self._tell_after = tell_after
         self._ledger, self._source, self._destination, self._clock = ledger, source, destination, clock
         self._comparison, self._rng, self._limit = comparison, rng or random.Random(), limit
         self._admitter = Admitter(definition, ledger, destination, verify)
         self._listeners = events.Listeners()
+        self._task: asyncio.Task[None] | None = None
         self._ending = self._asked = self._idle = self._back = False
         # facts of this run
         self._greeted = self._reached_the_end = self._paused = False
@@ -230,6 +223,26 @@ class Direction:
 
     # ------------------------------------------------------------------------------------------------- the loop
 
+    def start(self) -> None:
+        """`run` as a task of the event loop."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self.run(), name=f"link {self.definition.link}")
+
+    async def stop(self, deadline: float) -> bool:
+        """Let it finish what it is at, for at most `deadline` seconds; then it is broken off. The ledger holds
+        either way: the page it was at is handled whole or not at all. False if it was broken off."""
+        task, self._task = self._task, None
+        if task is None:
+            return True
+        self.end()
+        done, _ = await asyncio.wait([task], timeout=deadline)
+        if not done:
+            task.cancel()
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+        return bool(done)
+
     async def run(self) -> None:
         try:
             while not self._ending:
@@ -289,7 +302,7 @@ class Direction:
             return 0.0 if page.records else SPACING
         self._compare_if_due(page.through)
         delay = self._idle_until(due)
-        return min(delay, self._tell_after) if page.records and self.mode.every is None else delay
+        return min(delay, self._tell_after) if page.records and self.every is None else delay
 
     async def _look(self) -> LinkRow:
         self._link = link = await self._ledger.link()
@@ -309,7 +322,7 @@ class Direction:
         if facts.space != self.definition.peer:
             raise self._wrong_space(facts.space)
         self._head = max(self._head, facts.head)
-        self._ahead = facts.time - self._clock.now() if facts.time is not None else 0.0
+        self._ahead = facts.clock - self._clock.now() if facts.clock is not None else 0.0
         token = link.handled
         if token is None:
             token = Token(space=facts.space, epoch=facts.epoch, seq=0)
@@ -323,7 +336,7 @@ class Direction:
     def _idle_until(self, due: int | None) -> float:
         """Seconds until it is polled, what waits is due (`due`, milliseconds), or it is time to compare."""
         self._idle = True
-        every = self.mode.every
+        every = self.every
         delay = self._rng.uniform(*POLL) if every is None else every * self._rng.uniform(0.8, 1.2)
         if self._comparison is not None and self._end_comparing is None and every is None and not self._paused:
             delay = min(delay, max(self._repair_at - self._clock.tick(), 1.0))

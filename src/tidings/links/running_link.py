@@ -31,11 +31,11 @@ from tidings.links.definition import LinkDefinition
 from tidings.links.destination import LocalDestination, LocalLinks, LocalSpace
 from tidings.links.directory_sync import AskedPeer, PeopleRound
 from tidings.links.events import Listener
-from tidings.links.held import HeldRecords, shared_by
+from tidings.links.held import HeldRecords
 from tidings.links.link_store import BookedLink
 from tidings.links.mail_sync import LocalPost, MailRound
 from tidings.links.ports import Destination, Prepare, Source, Verify
-from tidings.links.replicator import LIVE, Direction, Mode
+from tidings.links.replicator import Direction
 from tidings.links.source import PeerSource
 from tidings.links.task_sync import LocalQueue, TaskRound
 from tidings.links.validation import verified
@@ -259,33 +259,6 @@ class LoopClock:
         self._woken.set()
 
 
-class RunningDirection:
-    """Runs until it is stopped."""
-
-    def __init__(self, direction: Direction) -> None:
-        self.direction = direction
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self.direction.run(), name=f"link {self.direction.definition.link}")
-
-    async def stop(self, deadline: float) -> bool:
-        """Let it finish what it is at, for at most `deadline` seconds; then it is broken off. The ledger holds
-        either way: the page it was at is handled whole or not at all. False if it was broken off."""
-        task, self._task = self._task, None
-        if task is None:
-            return True
-        self.direction.end()
-        done, _ = await asyncio.wait([task], timeout=deadline)
-        if not done:
-            task.cancel()
-            await asyncio.wait([task])
-        if not task.cancelled():
-            task.result()
-        return bool(done)
-
-
 class CarriedLink:
     """`listener` hears everything its direction tells. It begins with `start`, and begins once."""
 
@@ -299,13 +272,13 @@ class CarriedLink:
         record: Link,
         *,
         verify: Verify,
-        mode: Mode = LIVE,
+        every: float | None = None,
         listener: Listener = lambda _event: None,
     ) -> None:
         self.definition, self.access, self.ledger = definition, access, ledger
         self._creds = creds
         # who looks every so often does not want to be woken
-        self._wake: Callable[[], None] = self._woken if mode == LIVE else (lambda: None)
+        self._wake: Callable[[], None] = self._woken if every is None else (lambda: None)
         verified = VerifiedAhead(verify)
         self.source: SharedLog = spaces.source(access, creds, lambda: self._wake(), verified.prepare)
         destination = spaces.destination(definition.link)
@@ -316,17 +289,16 @@ class CarriedLink:
             destination,
             LoopClock(),
             verify=verified,
-            comparison=Comparison(HeldRecords(ledger, lambda: shared_by(self.source)), self.source),
-            mode=mode,
+            comparison=Comparison(HeldRecords(ledger, self.source), self.source),
+            every=every,
             tell_after=TELL_AFTER,
         )
         self.direction.listen(listener)
-        if mode == LIVE and isinstance(self.source, PeerSource):
+        if every is None and isinstance(self.source, PeerSource):
             self.source.on_back = self.direction.back
-        self._here = destination.space if mode == LIVE and isinstance(destination, LocalDestination) else None
+        self._here = destination.space if every is None and isinstance(destination, LocalDestination) else None
         if self._here is not None:
             self._here.on_back.append(self.direction.back)
-        self._running = RunningDirection(self.direction)
         self.rounds: Rounds | None = None
         if record.roster == "on":
             people = PeopleRound(definition.space, record, ledger, self.source, spaces.here)
@@ -334,7 +306,7 @@ class CarriedLink:
             tasks = (
                 TaskRound(definition.space, record, ledger, self.source, spaces.here) if record.passes_tasks else None
             )
-            self.rounds = Rounds(definition.link, ledger, people, mail, tasks, every=mode.every)
+            self.rounds = Rounds(definition.link, ledger, people, mail, tasks, every=every)
         self._keeping: asyncio.Task[None] | None = None
 
     def _woken(self) -> None:
@@ -349,7 +321,7 @@ class CarriedLink:
             self.rounds.ask()
 
     def start(self) -> None:
-        self._running.start()
+        self.direction.start()
         if self.rounds is not None:
             self.rounds.start()
         self._keeping = asyncio.create_task(self._keep_credential(), name=f"credential of {self.definition.link}")
@@ -370,7 +342,7 @@ class CarriedLink:
         if self.rounds is not None:
             await self.rounds.stop()
         try:
-            if not await self._running.stop(deadline):
+            if not await self.direction.stop(deadline):
                 log.warning("link %s was broken off after %.0f s", self.definition.link, deadline)
         finally:
             await self.source.close()

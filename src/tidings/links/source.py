@@ -61,19 +61,6 @@ _MOST_TOKEN = 20_000
 log = logging.getLogger(__name__)
 
 
-class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
-    """What another space says of itself, as far as we use it."""
-
-    space: str
-    epoch: str
-    head: int
-    floor: int
-    shares: tuple[str, ...]
-    hops: int
-    time: str = ""
-    jwt: str = ""
-
-
 class _Refusal(msgspec.Struct):
     code: str = ""
     message: str = ""
@@ -124,7 +111,7 @@ class PeerSource:
         #: hears that the connection came back
         self.on_back: Callable[[], None] = lambda: None
         #: what it last said, and when
-        self.said: PeerHello | None = None
+        self.said: PeerFacts | None = None
         self._said_at = time.monotonic()
         self._ahead: _Ahead | None = None
         #: the record by which it shared the last page
@@ -148,7 +135,7 @@ class PeerSource:
     async def hello(self) -> PeerFacts:
         answer = await self.ask("hello")
         try:
-            said = self.said = msgspec.convert(answer, PeerHello)
+            said = self.said = msgspec.convert(answer, PeerFacts)
         except msgspec.ValidationError as error:
             raise PageRefused(f"the other space does not say what it is: {str(error)[:_MOST_WORDS]}") from error
         if not (0 <= said.head <= MOST and 0 <= said.floor <= MOST):
@@ -157,15 +144,7 @@ class PeerSource:
             raise PageRefused("the other space says what it is at greater length than any does")
         self._said_at = time.monotonic()
         self._renew(said.jwt)
-        return PeerFacts(
-            space=said.space,
-            epoch=said.epoch,
-            head=said.head,
-            floor=said.floor,
-            shares=said.shares,
-            hops=said.hops,
-            time=_clock_of(said.time),
-        )
+        return said
 
     async def page(self, token: Token, limit: int) -> LinkPage:
         """What follows is asked for while this page is handled."""
@@ -335,9 +314,3 @@ _CODES_OF_DENIAL = _codes_below(DeniedError)
 _OF_THE_LOG = frozenset({"hello", "page", "fetch", "digest", "buckets", "ids"})
 #: also what failed there for no reason that concerns us
 _CODES_OF_ABSENCE = _codes_below(UnreachableError) | {TidingsError.code}
-
-
-def _clock_of(said: str) -> float | None:
-    with suppress(ValueError, OverflowError):
-        return datetime.fromisoformat(said).timestamp()
-    return None

@@ -20,13 +20,12 @@ import msgspec
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.errors import StoreBusy, TidingsError, UsageError, WorkerUnreachable
-from tidings.links.agreements import definition_of, opened, secret_of, takes_something
+from tidings.links.definition import definition_of, secret_of, takes_something
 from tidings.links.destination import LocalLinks, PeerProgress
 from tidings.links.events import LinkEvent, Listener, Listeners, PushAdvanced, line_of
-from tidings.links.link_store import BookedLink, milliseconds
+from tidings.links.link_store import BookedLink, milliseconds, opened
 from tidings.links.local_socket import LocalServer, ask
 from tidings.links.operations import Carrying, LinkOperations, no_access
-from tidings.links.replicator import LIVE, Mode
 from tidings.links.running_link import CarriedLink, NatsSpaces, Spaces, ThreadedVerify
 from tidings.links.store_file import LedgerDatabase, open_store
 from tidings.wire.rulings import Link
@@ -50,12 +49,12 @@ class LinkWorker:
         home: SpaceHome,
         spaces: Spaces | None = None,
         *,
-        mode: Mode = LIVE,
+        every: float | None = None,
         tell: Callable[[str], None] = log.info,
         look_every: float = LOOK_EVERY,
         deadline: float = DEADLINE,
     ) -> None:
-        self.home, self.mode, self.deadline = home, mode, deadline
+        self.home, self.every, self.deadline = home, every, deadline
         self.ready = asyncio.Event()
         self._spaces: Spaces = spaces or NatsSpaces(home)
         self._tell, self._look_every = tell, look_every
@@ -213,7 +212,7 @@ class LinkWorker:
                 self._spaces,
                 record,
                 verify=self._verify,
-                mode=self.mode,
+                every=self.every,
                 listener=self._heard,
             )
         except TidingsError as error:
@@ -266,7 +265,7 @@ class LinkWorker:
             except TypeError as error:
                 raise UsageError(f"{do} cannot be asked so: {error}") from error
             if do == "status":
-                answer |= {"since": self._since, "every": self.mode.every, "steward": self._steward_words}
+                answer |= {"since": self._since, "every": self.every, "steward": self._steward_words}
             yield answer
 
     async def _follow(self, link: str) -> AsyncGenerator[dict[str, Any]]:

@@ -20,7 +20,7 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
-from tidings.links import agreements, link_store, local_index, obligations
+from tidings.links import link_store, local_index, obligations
 from tidings.links.definition import LinkDefinition
 from tidings.links.link_store import BookedLink, Disposed, LinkRow
 from tidings.links.ports import IndexPage, IndexRow, LocalFacts, OriginIdentity
@@ -351,7 +351,7 @@ def test_what_is_in_quarantine_stays_there_when_something_else_is_taken_and_is_t
     now = 1_000
     for number, ours in enumerate(("far", "farther"), 2):
         otherwise = msgspec.structs.replace(TAKES, authority=f"a{number}", channels={"general": ours})
-        anew = agreements.opened(connection, otherwise, now)
+        anew = link_store.opened(connection, otherwise, now)
         assert [link.row for link in link_store.links(connection)] == [anew.row]
         assert [each.record for each in obligations.in_quarantine(connection, anew.row)] == [
             record(n) for n in (5, 6, 7)
@@ -392,7 +392,7 @@ def test_what_was_spent_is_paid_back_by_time_and_outlives_other_terms(connection
     assert link_store.spent(connection, row, 1_000, now=0) == 1_300, "a clock that went back"
     assert link_store.spent(connection, row, 1_000, now=link_store.DAY * 9) == 0
     otherwise = msgspec.structs.replace(TAKES, authority="a2", channels={"general": "far"})
-    anew = agreements.opened(connection, otherwise, 1)
+    anew = link_store.opened(connection, otherwise, 1)
     assert link_store.spent(connection, anew.row, 1_000, now=link_store.DAY) == 1_300
 
 

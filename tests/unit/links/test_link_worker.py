@@ -44,7 +44,7 @@ class EmptyLog:
 
     async def hello(self) -> PeerFacts:
         self.hellos += 1
-        return PeerFacts(space=self.access.id, epoch="e1", head=0)
+        return PeerFacts(space=self.access.id, epoch="e1", head=0, floor=0, shares=(), hops=1)
 
     async def page(self, token: Token, limit: int) -> LinkPage:
         del limit
@@ -117,8 +117,8 @@ class MadeUpSpaces:
         self.asked += 1
         if self.fails is not None:
             raise self.fails
-        rows = tuple(LinkInForce(number, record) for number, record in enumerate(self.records.values(), 1))
-        return LocalLinks("main", LocalFacts(space=HERE, epoch="h1", head=0), rows)
+        rows = tuple(LinkInForce(record) for record in self.records.values())
+        return LocalLinks(LocalFacts(space=HERE, epoch="h1", head=0), rows)
 
     def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> EmptyLog:
         assert creds.exists()

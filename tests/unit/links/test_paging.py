@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidings.errors import PageRefused
-from tidings.links.paging import PAGE_BYTES, agreed_token, check_gap, check_page
+from tidings.links.validation import PAGE_BYTES, agreed_token, check_gap, check_page
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
 
 ASKED = Token(space="APEER", epoch="e1", seq=10, mark="m10")

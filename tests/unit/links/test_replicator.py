@@ -27,8 +27,8 @@ from tidings.links.events import (
 )
 from tidings.links.link_store import BookedLink
 from tidings.links.ports import AdmittedAt, IndexPage
-from tidings.links.replicator import Direction, Mode
-from tidings.links.running_link import LoopClock, RunningDirection
+from tidings.links.replicator import Direction
+from tidings.links.running_link import LoopClock
 from tidings.links.schema import SCHEMA
 from tidings.util.database import Database
 from tidings.wire import message as wire_message
@@ -308,7 +308,7 @@ def test_a_clock_that_jumps_delays_nothing(paired: Paired) -> None:
 
 def test_it_can_poll_instead(paired: Paired) -> None:
     pair = paired()
-    pair.direction.mode = Mode(every=200.0)
+    pair.direction.every = 200.0
     pair.run(30.5)  # the wait it had begun
     pair.say()
     pair.run(100.0)
@@ -842,9 +842,7 @@ async def test_stopping_leaves_the_ledger_whole_in_time_or_not(paired: Paired, t
             grant = Grant("lAB", HERE, pair.world.shares(PEER, HERE))
             return pair.peer.page(grant, token, limit, 100)
 
-    running = RunningDirection(
-        Direction(wanted, BookedLink(database, row), There(), Here(), LoopClock(), verify=links.verify, limit=8)  # type: ignore[arg-type]
-    )
+    running = Direction(wanted, BookedLink(database, row), There(), Here(), LoopClock(), verify=links.verify, limit=8)  # type: ignore[arg-type]
     running.start()
     await asyncio.wait_for(slow.wait(), 10)
     assert await running.stop(0.05) is False
@@ -854,9 +852,7 @@ async def test_stopping_leaves_the_ledger_whole_in_time_or_not(paired: Paired, t
     counted = await database.read(lambda c: link_store.counts(c, row))
     assert counted == {"admitted": 8}
     Here.admit = _takes_all(pair)  # type: ignore[method-assign,assignment]
-    running = RunningDirection(
-        Direction(wanted, BookedLink(database, row), There(), Here(), LoopClock(), verify=links.verify, limit=8)  # type: ignore[arg-type]
-    )
+    running = Direction(wanted, BookedLink(database, row), There(), Here(), LoopClock(), verify=links.verify, limit=8)  # type: ignore[arg-type]
     running.start()
     async with asyncio.timeout(10):
         while pair.here.head < 30 or (await database.read(lambda c: link_store.find(c, row))).handled.seq < 30:  # type: ignore[union-attr]

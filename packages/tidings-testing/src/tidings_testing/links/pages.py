@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tidings.links.paging import PAGE_BYTES, PAGE_RECORDS
+from tidings.links.validation import PAGE_BYTES, PAGE_RECORDS
 from tidings.wire.link_exchange import page_fields
 from tidings.wire.links import LinkedRecord
 from tidings.wire.message import new_id

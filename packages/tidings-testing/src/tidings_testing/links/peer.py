@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from tidings.errors import WireError
-from tidings.links.paging import PAGE_BYTES
+from tidings.links.validation import PAGE_BYTES
 from tidings.nats.client import Connection
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError
