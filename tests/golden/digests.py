@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from golden.cast import ADA, BOB, MESSAGE_ID
@@ -49,11 +50,17 @@ def digests_of(chosen: list[int]) -> ChannelDigests:
     return ChannelDigests.of((*ITEMS[each][:4], payload_hash(ITEMS[each][4].encode())) for each in chosen)
 
 
+def channel_hash(digests: ChannelDigests, channel: str) -> str:
+    """Of the days of a channel, in order: `<day>\\n<hash of the day>\\n` each."""
+    lines = (f"{day}\n{found.hash}\n" for each, day, found in digests.days() if each == channel)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def _channels(chosen: list[int]) -> dict[str, Any]:
     found = digests_of(chosen)
     made: dict[str, Any] = {}
     for channel, day, digests in found.days():
-        within = made.setdefault(channel, {"hash": found.channel_hash(channel), "days": {}})
+        within = made.setdefault(channel, {"hash": channel_hash(found, channel), "days": {}})
         within["days"][day] = {"digest": digests.total.encode(), "hash": digests.hash, "buckets": _buckets(digests)}
     return made
 

@@ -42,7 +42,14 @@ class LinkStatus(msgspec.Struct, frozen=True):
     spent: int = 0
 
 
-class LinkEvent(msgspec.Struct, frozen=True):
+def _tag(name: str) -> str:
+    """`PullAdvanced` is `pull_advanced`."""
+    return "".join(f"_{each.lower()}" if each.isupper() else each for each in name).lstrip("_")
+
+
+class LinkEvent(msgspec.Struct, frozen=True, tag_field="event", tag=_tag):
+    """As JSON `{"event": "pull_advanced", "link": ..., "at": ...}`, and what else it says."""
+
     link: str
     at: float
 
@@ -121,11 +128,10 @@ class DegradedPollEntered(LinkEvent, frozen=True):
 
 def line_of(event: LinkEvent) -> str:
     """For a log: `link abc: pull advanced, handled 5, head 5, admitted 1`; what is nothing is left out."""
-    name = "".join(f" {each.lower()}" if each.isupper() else each for each in type(event).__name__).strip()
     told = ((name, getattr(event, name)) for name in event.__struct_fields__ if name not in ("link", "at"))
     named = ((what, value.seq if isinstance(value, Token) else value) for what, value in told)
     shown = [f"{what.replace('_', ' ')} {value}" for what, value in named if value not in (0, "", False)]
-    return f"link {event.link}: " + ", ".join([name, *shown])
+    return f"link {event.link}: " + ", ".join([_tag(type(event).__name__).replace("_", " "), *shown])
 
 
 Listener = Callable[[LinkEvent], None]

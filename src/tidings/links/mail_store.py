@@ -25,6 +25,7 @@ MOST_ROWS, KEPT_FOR = 50_000, 60 * 86_400_000
 Outcome = Literal["admitted", "had", "refused"]
 #: what a message is known by: sender, id, reader
 MailKey = tuple[str, str, str]
+_OF_ONE = "WHERE space = ? AND peer = ? AND sender = ? AND id = ? AND reader = ?"
 
 
 class HandledMail(NamedTuple):
@@ -109,15 +110,14 @@ def gone(connection: sqlite3.Connection, place: PeerPlace, after: int, seen: int
 def ended(connection: sqlite3.Connection, place: PeerPlace, keys: Iterable[MailKey]) -> dict[MailKey, Outcome]:
     """Those of these messages whose end the peer was told, or that it had no more, and what became of them. If it hands
     them out, it has forgotten that."""
-    query = """SELECT outcome FROM mail
-      WHERE space = ? AND peer = ? AND sender = ? AND id = ? AND reader = ? AND there = 0"""
+    query = f"SELECT outcome FROM mail {_OF_ONE} AND there = 0"
     rows = ((key, connection.execute(query, (*place, *key)).fetchone()) for key in keys)
     return {key: row[0] for key, row in rows if row is not None}
 
 
 def seqs_of(connection: sqlite3.Connection, place: PeerPlace, keys: Iterable[MailKey]) -> dict[MailKey, int]:
     """Those of these messages that came from the peer, and where they are in its mail."""
-    query = "SELECT seq FROM mail WHERE space = ? AND peer = ? AND sender = ? AND id = ? AND reader = ?"
+    query = f"SELECT seq FROM mail {_OF_ONE}"
     rows = ((key, connection.execute(query, (*place, *key)).fetchone()) for key in keys)
     return {key: int(row[0]) for key, row in rows if row is not None}
 
@@ -141,13 +141,7 @@ def commit(
         [(*place, *each, int(not each.is_due), now) for each in done],
     )
     _end(connection, place, gone)
-    connection.execute(
-        """INSERT INTO peer_mail (space, peer, epoch, people, through, forged, their_broker)
-        VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (space, peer) DO UPDATE SET epoch = excluded.epoch,
-        people = excluded.people, through = excluded.through, forged = forged + excluded.forged,
-        their_broker = excluded.their_broker""",
-        (*place, *looked),
-    )
+    _update(connection, place, "epoch = ?, people = ?, through = ?, forged = forged + ?, their_broker = ?", *looked)
     if done:
         _prune(connection, place, now)
 
@@ -169,37 +163,31 @@ def refused(connection: sqlite3.Connection, place: PeerPlace, limit: int) -> lis
 
 
 def note_told(connection: sqlite3.Connection, place: PeerPlace, told: Iterable[MailKey]) -> None:
-    connection.executemany(
-        "UPDATE mail SET told = 1, there = 0 WHERE space = ? AND peer = ? AND sender = ? AND id = ? AND reader = ?",
-        [(*place, *key) for key in told],
-    )
+    connection.executemany(f"UPDATE mail SET told = 1, there = 0 {_OF_ONE}", [(*place, *key) for key in told])
 
 
 def _end(connection: sqlite3.Connection, place: PeerPlace, keys: Iterable[MailKey]) -> None:
-    connection.executemany(
-        "UPDATE mail SET there = 0 WHERE space = ? AND peer = ? AND sender = ? AND id = ? AND reader = ?",
-        [(*place, *key) for key in keys],
-    )
+    connection.executemany(f"UPDATE mail SET there = 0 {_OF_ONE}", [(*place, *key) for key in keys])
+
+
+def _update(connection: sqlite3.Connection, place: PeerPlace, changes: str, *values: object) -> None:
+    """Changes what is known of the mail of a peer; the row is made if it is the first."""
+    connection.execute("INSERT OR IGNORE INTO peer_mail (space, peer) VALUES (?, ?)", place)
+    connection.execute(f"UPDATE peer_mail SET {changes} WHERE space = ? AND peer = ?", (*values, *place))
 
 
 def move_told(
     connection: sqlite3.Connection, place: PeerPlace, epoch: str, told: Stamp, ended: Iterable[MailKey] = ()
 ) -> None:
     """All receipts up to there were told, and with them what became of these messages."""
-    connection.execute(
-        """INSERT INTO peer_mail (space, peer, told_epoch, told_through, told_mark) VALUES (?, ?, ?, ?, ?)
-        ON CONFLICT (space, peer) DO UPDATE SET told_epoch = excluded.told_epoch,
-        told_through = excluded.told_through, told_mark = excluded.told_mark""",
-        (*place, epoch, told.seq, told.mark),
-    )
+    _update(connection, place, "told_epoch = ?, told_through = ?, told_mark = ?", epoch, told.seq, told.mark)
     _end(connection, place, ended)
 
 
 def look_anew(connection: sqlite3.Connection, place: PeerPlace, broker: str) -> None:
     """The peer's broker is another process: it may have forgotten what it was told last, so that all that it hands out
     is looked at."""
-    query = "UPDATE peer_mail SET through = 0, their_broker = ? WHERE space = ? AND peer = ?"
-    connection.execute(query, (broker, *place))
+    _update(connection, place, "through = 0, their_broker = ?", broker)
 
 
 def set_back(connection: sqlite3.Connection, place: PeerPlace, after: int) -> None:
@@ -213,12 +201,12 @@ def forget_ends(connection: sqlite3.Connection, place: PeerPlace) -> None:
     """The peer hands out messages whose end it was told. If our own space forgot that too, they come in once more, and
     under another id: the broker may remember what was read and removed since."""
     tell_again(connection, place)
-    connection.execute("UPDATE peer_mail SET losses = losses + 1 WHERE space = ? AND peer = ?", place)
+    _update(connection, place, "losses = losses + 1")
 
 
 def tell_again(connection: sqlite3.Connection, place: PeerPlace) -> None:
     """The peer may not know any more what became of its messages."""
-    connection.execute("UPDATE peer_mail SET told_through = 0, told_mark = '' WHERE space = ? AND peer = ?", place)
+    _update(connection, place, "told_through = 0, told_mark = ''")
     # an id of a message has dashes; the rest cannot be told
     untold = "UPDATE mail SET told = 0 WHERE space = ? AND peer = ? AND outcome = 'refused' AND id LIKE '%-%'"
     connection.execute(untold, place)
@@ -228,7 +216,7 @@ def begin_again(connection: sqlite3.Connection, place: PeerPlace, epoch: str) ->
     """The mail here is that of another epoch, and may have lost what was let in: everything that the peer still has is
     looked at again."""
     move_told(connection, place, epoch, Stamp(0, ""))
-    connection.execute("UPDATE peer_mail SET epoch = '', people = '', through = 0 WHERE space = ? AND peer = ?", place)
+    _update(connection, place, "epoch = '', people = '', through = 0")
     connection.execute("DELETE FROM mail WHERE space = ? AND peer = ? AND outcome <> 'refused'", place)
 
 
@@ -240,17 +228,10 @@ def let_in(connection: sqlite3.Connection, place: PeerPlace) -> list[MailKey]:
 
 def lose(connection: sqlite3.Connection, place: PeerPlace, lost: Sequence[MailKey], broker: str) -> None:
     """What was let in was looked for under this broker, and these are not here: they are fetched again."""
-    connection.executemany(
-        "DELETE FROM mail WHERE space = ? AND peer = ? AND sender = ? AND id = ? AND reader = ?",
-        [(*place, *key) for key in lost],
-    )
-    connection.execute(
-        """INSERT INTO peer_mail (space, peer, broker) VALUES (?, ?, ?)
-        ON CONFLICT (space, peer) DO UPDATE SET broker = excluded.broker""",
-        (*place, broker),
-    )
+    connection.executemany(f"DELETE FROM mail {_OF_ONE}", [(*place, *key) for key in lost])
+    _update(connection, place, "broker = ?", broker)
     if lost:
-        connection.execute("UPDATE peer_mail SET through = 0, losses = losses + 1 WHERE space = ? AND peer = ?", place)
+        _update(connection, place, "through = 0, losses = losses + 1")
 
 
 def counts(connection: sqlite3.Connection, place: PeerPlace) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
@@ -317,23 +318,10 @@ class LinkOperations:
         return await self.database.write(lambda c: opened(c, definition, milliseconds(), secret))
 
 
+#: every public coroutine method but `do` itself
 OPERATIONS = frozenset(
-    {
-        "status",
-        "quarantined",
-        "quarantined_record",
-        "pause",
-        "resume",
-        "retry",
-        "drop",
-        "rebuild",
-        "forget",
-        "verify",
-        "people",
-        "trust",
-        "trustable",
-    }
-)
+    name for name, each in vars(LinkOperations).items() if inspect.iscoroutinefunction(each) and name[0] != "_"
+) - {"do"}
 
 
 def no_access(link: str) -> str:
@@ -356,16 +344,12 @@ async def alone(home: SpaceHome) -> AsyncIterator[LinkOperations]:
 def describe(home: SpaceHome, row: AgreedLink) -> Answer:
     """A link as it was agreed, which needs nobody's answer."""
     record = terms_of(row)
-    fields = msgspec.to_builtins(record)
-    terms = {name: fields[name] for name in ("space", "channels", "beyond", "shares", "hops", "until")}
+    fields, shown = msgspec.to_builtins(record), "space channels beyond shares hops until direct roster tasks"
     return {
         "link": row.link,
         "origin": row.origin,
         "state": row.state,
-        **terms,
-        "direct": record.direct,
-        "roster": record.roster,
-        "tasks": record.tasks,
+        **{name: fields[name] for name in shown.split()},
         "user": row.peer or None,
         "why": row.why,
         "reached": _reached(home, row.link),

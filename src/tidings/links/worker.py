@@ -289,15 +289,8 @@ class LinkWorker:
                     said = status
                     yield {"event": "status", "at": time.time(), **status}
                 with suppress(TimeoutError):
-                    yield event_fields(await asyncio.wait_for(heard.get(), TELL_EVERY))
+                    yield msgspec.to_builtins(await asyncio.wait_for(heard.get(), TELL_EVERY))
                 while not heard.empty():
-                    yield event_fields(heard.get_nowait())
+                    yield msgspec.to_builtins(heard.get_nowait())
         finally:
             remove()
-
-
-def event_fields(event: LinkEvent) -> dict[str, Any]:
-    """`{"event": "pull_advanced", "link": ..., "at": ...}`, and what else it says."""
-    name = "".join(f"_{each.lower()}" if each.isupper() else each for each in type(event).__name__).lstrip("_")
-    fields: dict[str, Any] = msgspec.to_builtins(event)
-    return {"event": name, **fields}

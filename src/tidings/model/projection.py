@@ -362,12 +362,6 @@ class Table:
         """The members, if the channel is durable at `seq`: whom a valid record there is owed to."""
         return self.members_at(channel, seq) if self.class_at(channel, seq) == "durable" else frozenset()
 
-    def owed_via(self, seq: int, link: str, sender: str, origin: str, theirs: str, channel: str) -> frozenset[str]:
-        """Like `owed` for a record a link admitted from the channel `theirs` of the space `origin`."""
-        if not self.rules.admission_allowed(link, origin, theirs, channel, seq):
-            return frozenset()
-        return self.audience_at(channel, seq) - {sender}
-
     def owed(self, seq: int, sender: str, channel: str) -> frozenset[str]:
         """Owners of the chat record at `seq`, by the rule of the design; nothing later changes the answer."""
         if not self.post_allowed(sender, channel, seq):

@@ -17,7 +17,7 @@ from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.gate import LogGate
 from tidings.steward.link_floors import LinkPushes
-from tidings.steward.link_records import links_in_force, links_on
+from tidings.steward.link_records import link_on, links_in_force, links_on
 from tidings.steward.link_scope import admitted, identity_of, own_fields
 from tidings.steward.marks import Marks
 from tidings.steward.requests import Answer, ControlRequest, handles
@@ -62,10 +62,10 @@ class AdmissionHandlers:
             return found
         async with self.writer.lock:  # a record that is under way counts
             found["listing"] = self._listing()
-            on = next((each for each in links_on(self.space) if each[0] == link), None)
+            on = link_on(self.space, link)
         if on is None:
             return found | {"agreed": 0, "authority": ""}
-        return found | {"agreed": on[1], "authority": authorization_epoch(on[2])}
+        return found | {"agreed": on[0], "authority": authorization_epoch(on[1])}
 
     async def _log(self, known: int = 0) -> dict[str, Any]:
         state = self.gate.state

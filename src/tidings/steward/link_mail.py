@@ -29,7 +29,7 @@ from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers
-from tidings.steward.link_records import in_a_line, links_on
+from tidings.steward.link_records import in_a_line, link_on, links_on
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.receipts import Key, ReceiptStore
 from tidings.steward.requests import Answer, ControlRequest, handles
@@ -326,8 +326,8 @@ class LinkMail:
         is the link record that they are to name. `anew`: look what lies here, because more may have been let in than
         we were told."""
         link = request.text("link")
-        on = next((each for each in links_on(self.space) if each[0] == link), None)
-        if on is None or not on[2].passes_mail:
+        on = link_on(self.space, link)
+        if on is None or not on[1].passes_mail:
             raise DeniedError(f"link {link} is not on, or passes no direct messages")
         offered = _offered(request.arguments.get("mail"))
         await self.receipts.ready()
@@ -341,7 +341,7 @@ class LinkMail:
             verdicts.append(verdict)
             if verdict == "take":
                 self._brought[each.sender] = link
-        return {"agreed": on[1], "verdicts": verdicts}
+        return {"agreed": on[0], "verdicts": verdicts}
 
     async def _verdict(self, link: str, theirs: frozenset[str], mail: _OfferedMail) -> str:
         """Why a message is not taken, or that it is here; empty if it may come in."""

@@ -41,6 +41,11 @@ def links_on(space: SpaceContext) -> Iterator[tuple[str, int, Link]]:
     return (each for each in links_in_force(space) if each[2].state == "on" and not each[2].has_ended(moment))
 
 
+def link_on(space: SpaceContext, link: str) -> tuple[int, Link] | None:
+    """Sequence and record of a link, if it lets something pass now."""
+    return next(((seq, record) for each, seq, record in links_on(space) if each == link), None)
+
+
 def in_a_line(text: Any) -> str:
     """What another space says, in a line for people."""
     return "".join(each if each.isprintable() else "?" for each in str(text))[:WORDS]

@@ -29,7 +29,7 @@ from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers
-from tidings.steward.link_records import in_a_line, links_in_force, links_on
+from tidings.steward.link_records import in_a_line, link_on, links_in_force, links_on
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.requests import Answer, ControlRequest, handles
 from tidings.steward.tasks import TaskQueues
@@ -269,12 +269,12 @@ class LinkTasks:
         """May these be queued here? For each: `take`, `have` if it is here or was, `wait` if its sender is not known
         yet, or why it never may. `agreed` is the link record that they are to name."""
         link = request.text("link")
-        on = next((each for each in links_on(self.space) if each[0] == link), None)
-        if on is None or not on[2].passes_tasks:
+        on = link_on(self.space, link)
+        if on is None or not on[1].passes_tasks:
             raise DeniedError(f"link {link} is not on, or passes no tasks")
         theirs = self.people.of_link(link)
         verdicts = [await self._verdict(link, theirs, each) for each in _offered(request)]
-        return {"agreed": on[1], "verdicts": verdicts}
+        return {"agreed": on[0], "verdicts": verdicts}
 
     async def _verdict(self, link: str, theirs: frozenset[str], task: _OfferedTask) -> str:
         other = self.people.find(task.sender)

@@ -196,11 +196,6 @@ class ChannelDigests:
             made.setdefault(channel, {})[day] = found.total
         return made
 
-    def channel_hash(self, channel: str) -> str:
-        """Of the days of a channel, in order: `<day>\\n<hash of the day>\\n` each."""
-        lines = (f"{day}\n{found.hash}\n" for each, day, found in self.days() if each == channel)
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChannelDigests) and list(self.days()) == list(other.days())
 

@@ -22,7 +22,7 @@ from tidings.links.operations import alone
 from tidings.links.ports import AdmittedAt, Fetched, IndexPage, LinkAdmission, LocalFacts, PeerFacts, Prepare
 from tidings.links.running_link import half_is_over
 from tidings.links.store_file import LedgerDatabase, open_store
-from tidings.links.worker import LinkWorker, event_fields
+from tidings.links.worker import LinkWorker
 from tidings.nats import jwt
 from tidings.wire.digests import BucketsAnswer, DigestAnswer, IdsAnswer
 from tidings.wire.links import LinkPage, Token
@@ -370,7 +370,7 @@ async def test_who_follows_hears_of_its_link_alone(home: SpaceHome, spaces: Made
 
 
 def test_events_are_named_as_json_names_things() -> None:
-    assert event_fields(StatusChanged("l", 1.0, "live", "paused"))["event"] == "status_changed"
+    assert msgspec.to_builtins(StatusChanged("l", 1.0, "live", "paused"))["event"] == "status_changed"
 
 
 def creds(iat: int, exp: int | None = None) -> str:
