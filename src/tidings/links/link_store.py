@@ -16,7 +16,7 @@ import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -558,20 +558,14 @@ class BookedLink:
     """One link of the ledger: functions of this module, `waiting` and `local_index`, as jobs of the database."""
 
     def __init__(self, jobs: Jobs, row: int) -> None:
-        self._jobs, self.row = jobs, row
+        self.read, self.write, self.row = jobs.read, jobs.write, row
         self._secret = b""
 
-    def write(self, job: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
-        return self._jobs.write(job)
-
-    def read(self, job: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
-        return self._jobs.read(job)
-
     async def link(self) -> LinkRow:
-        return await self._jobs.read(lambda c: find(c, self.row))
+        return await self.read(lambda c: find(c, self.row))
 
     async def message_id(self, space: str, *name: str) -> str:
         """The message id of something that comes into a space over this link, or over another one."""
         if not self._secret:
-            self._secret = await self._jobs.read(lambda c: secret(c, space))
+            self._secret = await self.read(lambda c: secret(c, space))
         return message_id(self._secret, *name)

@@ -43,6 +43,9 @@ class HandledMail(NamedTuple):
     def key(self) -> MailKey:
         return self.sender, self.id, self.reader
 
+    def refused(self, why: str) -> HandledMail:
+        return self._replace(outcome="refused", why=why[:200])
+
     @property
     def is_due(self) -> bool:
         """Is its sender's space to be told? What is no message cannot be named to it."""

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from tidings.errors import MailboxFull, PageRefused, TidingsError, WireError
 from tidings.links import mail_store
@@ -60,11 +60,6 @@ class LocalPost(AskedSteward, Protocol):
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
         """Have the broker store it. MailboxFull, LogFull, WireError and UnreachableError say why it did not."""
         ...
-
-
-class _Offered(NamedTuple):
-    mail: LinkedMail
-    id: str
 
 
 @dataclass(slots=True)
@@ -225,22 +220,22 @@ class MailRound:
 
     async def _handle(self, page: MailPage, look: _MailLook, known: MailState) -> None:
         signed = [each for each in page.mail if each.is_signed(self._record.origin)]
-        opened = [_opened(each) for each in signed]
-        offered = [each for each in opened if isinstance(each, _Offered)]
-        there = await self._ledger.read(lambda c: mail_store.seqs_of(c, self.place, map(_key, offered)))
+        opened = [(each, _handled(each)) for each in signed]
+        offered = {found.key: found for _, found in opened if found.outcome == "had"}
+        there = await self._ledger.read(lambda c: mail_store.seqs_of(c, self.place, offered))
         if again := await self._ledger.read(lambda c: mail_store.ended(c, self.place, there)):
             await self._ledger.write(lambda c: mail_store.forget_ends(c, self.place))
             # our own space may have forgotten it, too: then it comes in once more, and its reader tells of it
             there = {key: seq for key, seq in there.items() if again.get(key, "refused") == "refused"}
         # a message that was handled may be at another place now, and its receipts name that
-        done = [_handled(each)("had") for each in offered if _key(each) in there]
-        done += [each for each in opened if isinstance(each, HandledMail)]
-        shown = {each.key for each in done} | set(map(_key, offered))
+        done = [found for _, found in opened if found.outcome == "refused" or found.key in there]
+        shown = {found.key for _, found in opened}
         gone = await self._ledger.read(lambda c: mail_store.gone(c, self.place, page.after, page.through, shown))
         known_before = len(done)
         failure: TidingsError | None = None
         try:
-            await self._offer([each for each in offered if _key(each) not in there], look, done)
+            fresh = [each for each in opened if each[1].outcome == "had" and each[1].key not in there]
+            await self._offer(fresh, look, done)
         except TidingsError as error:  # what came in before it is written down all the same
             failure = error
         reach("link.mail.admitted")
@@ -260,51 +255,51 @@ class MailRound:
         if let_in := [_row(*each.key) for each in done if each.outcome != "refused"]:
             await self._local.ask("took", mail=let_in)
 
-    async def _offer(self, fresh: Sequence[_Offered], look: _MailLook, done: list[HandledMail]) -> None:
+    async def _offer(
+        self, fresh: Sequence[tuple[LinkedMail, HandledMail]], look: _MailLook, done: list[HandledMail]
+    ) -> None:
         """Let in what may come, one after the other; what became of each is added to `done`."""
         if not fresh:
             return
-        rows = [_row(*_key(each)) | {"size": len(each.mail.payload)} for each in fresh]
-        pairs = {(each.mail.sender, each.mail.to) for each in fresh}
-        under_way = fresh[0].mail
+        rows = [_row(*found.key) | {"size": len(mail.payload)} for mail, found in fresh]
+        pairs = {(mail.sender, mail.to) for mail, _ in fresh}
+        under_way = fresh[0][0]
         try:
             anew = not pairs <= self._looked_for
             said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=anew)
             self._looked_for |= pairs
-            for each, verdict in zip(fresh, said["verdicts"], strict=True):
-                under_way, pair = each.mail, (each.mail.sender, each.mail.to)
-                if verdict.startswith("wait") or (verdict == "take" and pair in look.late):
-                    look.hold(each.mail, verdict)
+            for (mail, found), verdict in zip(fresh, said["verdicts"], strict=True):
+                under_way = mail
+                if verdict.startswith("wait") or (verdict == "take" and (mail.sender, mail.to) in look.late):
+                    look.hold(mail, verdict)
+                elif verdict == "have":
+                    done.append(found)
+                elif verdict == "take":
+                    done.append(await self._let_in(mail, found, int(said["agreed"])))
                 else:
-                    done.append(await self._dispose(each, verdict, int(said["agreed"])))
+                    done.append(found.refused(verdict.removeprefix("no: ")))
         except TidingsError:
             look.stop_before(under_way)
             raise
 
-    async def _dispose(self, offered: _Offered, verdict: str, agreed: int) -> HandledMail:
-        mail = offered.mail
-        became = _handled(offered)
-        if verdict == "have":
-            return became("had")
-        if verdict != "take":
-            return became("refused", verdict.removeprefix("no: ")[:200])
+    async def _let_in(self, mail: LinkedMail, found: HandledMail, agreed: int) -> HandledMail:
         origin = MailOrigin(self._record.origin, self._record.link, agreed)
         headers = dict([mail_origin_field(origin)]) | {SIGNATURE_HEADER: mail.sig}
-        headers["Nats-Msg-Id"] = await self._message_id(offered)
+        headers["Nats-Msg-Id"] = await self._message_id(found.key)
         try:
             await self._local.put_mail(mail.to, mail.sender, mail.payload, headers)
         except MailboxFull:
-            return became("refused", "the mailbox of its reader is full of what its sender sent before")
+            return found.refused("the mailbox of its reader is full of what its sender sent before")
         except WireError as error:
-            return became("refused", str(error)[:200])
-        return became("admitted")
+            return found.refused(str(error))
+        return found._replace(outcome="admitted")
 
-    async def _message_id(self, offered: _Offered) -> str:
+    async def _message_id(self, key: MailKey) -> str:
         """Nobody else knows it, so that nobody can have used it before; the same whenever it is tried again, but after
         the mail here was set back or its broker started anew: that may remember what it lost, and the steward looks."""
         known = await self._ledger.read(lambda c: mail_store.state(c, self.place))
         life = f"{known.told_epoch} {known.broker} {known.losses}"
-        return await self._ledger.message_id(self.place.space, "mail", life, self._record.origin, *_key(offered))
+        return await self._ledger.message_id(self.place.space, "mail", life, self._record.origin, *key)
 
     # --- what is told ---
 
@@ -352,22 +347,13 @@ def _check(page: MailPage) -> None:
         raise PageRefused("the other space hands out its mail out of order, or does not go on")
 
 
-def _opened(mail: LinkedMail) -> _Offered | HandledMail:
-    """A message, or that what was signed is none: it is refused under a name of its own."""
+def _handled(mail: LinkedMail) -> HandledMail:
+    """A message, as if it were here; what was signed and is no message is refused under a name of its own."""
     try:
-        return _Offered(mail, mail.id)
+        return HandledMail(mail.sender, mail.id, mail.to, mail.seq, "had", mark=mail.mark)
     except WireError as error:
         name = hashlib.sha256(mail.payload).hexdigest()[:32]
-        return HandledMail(mail.sender, name, mail.to, mail.seq, "refused", str(error)[:200], mail.mark)
-
-
-def _key(offered: _Offered) -> tuple[str, str, str]:
-    return offered.mail.sender, offered.id, offered.mail.to
-
-
-def _handled(offered: _Offered) -> partial[HandledMail]:
-    mail = offered.mail
-    return partial(HandledMail, mail.sender, offered.id, mail.to, mail.seq, mark=mail.mark)
+        return HandledMail(mail.sender, name, mail.to, mail.seq, "had", mark=mail.mark).refused(str(error))
 
 
 def _row(sender: str, mid: str, to: str) -> dict[str, Any]:

@@ -70,12 +70,14 @@ class SharedLog(Source, PeerSide, AskedPeer, Protocol):
 class WorkersSpace(LocalPost, LocalQueue, Protocol):
     """This space, as its steward answers its worker, and takes mail and tasks from it."""
 
-
-class Spaces(Protocol):
     async def links(self) -> LocalLinks:
         """The link records in force here."""
         ...
 
+    async def close(self) -> None: ...
+
+
+class Spaces(Protocol):
     def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> SharedLog: ...
 
     def destination(self, link: str) -> Destination: ...
@@ -83,28 +85,16 @@ class Spaces(Protocol):
     @property
     def here(self) -> WorkersSpace: ...
 
-    async def close(self) -> None: ...
-
 
 class NatsSpaces:
     def __init__(self, home: SpaceHome) -> None:
-        self._local = LocalSpace(lambda: home.read_info().url, home.link_creds, home.name)
-
-    async def links(self) -> LocalLinks:
-        return await self._local.links()
+        self.here = LocalSpace(lambda: home.read_info().url, home.link_creds, home.name)
 
     def source(self, access: PeerAccess, creds: Path, on_wake: Callable[[], None], prepare: Prepare) -> SharedLog:
         return PeerSource(access.url, creds, access.space, on_wake=on_wake, prepare=prepare)
 
     def destination(self, link: str) -> Destination:
-        return LocalDestination(self._local, link)
-
-    @property
-    def here(self) -> WorkersSpace:
-        return self._local
-
-    async def close(self) -> None:
-        await self._local.close()
+        return LocalDestination(self.here, link)
 
 
 class ThreadedVerify:

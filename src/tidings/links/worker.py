@@ -99,7 +99,7 @@ class LinkWorker:
             await server.close()
             async with self._changing:
                 await self._stop(tuple(self._carried))
-            await self._spaces.close()
+            await self._spaces.here.close()
             self._verify.close()
             await asyncio.to_thread(self._database.close)
 
@@ -126,7 +126,7 @@ class LinkWorker:
     async def look(self) -> None:
         """Ask which links are in force, and carry those that take something in, as they are agreed now."""
         try:
-            found = await self._spaces.links()
+            found = await self._spaces.here.links()
         except TidingsError as error:
             self._note_steward(str(error))
             return

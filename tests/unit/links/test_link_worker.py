@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -103,7 +103,7 @@ class EmptyHere:
         return [AdmittedAt(number) for number, _ in enumerate(batch, 1)]
 
 
-class MadeUpSpaces:
+class MadeUpSpaces(NoPost):
     """What the steward says is in `records`; `fails` is what it raises instead."""
 
     def __init__(self) -> None:
@@ -131,8 +131,8 @@ class MadeUpSpaces:
         return EmptyHere()
 
     @property
-    def here(self) -> NoPost:
-        return NoPost()
+    def here(self) -> Self:
+        return self
 
     async def close(self) -> None:
         self.closed = True
