@@ -103,7 +103,7 @@ def _place(option: str, text: str | None) -> str | None:
 
 
 async def _run(ctx: Context, options: list[str]) -> None:
-    from tidings.supervisor.pipeline_process import PipelineProcess
+    from tidings.supervisor.keepers import PipelineProcess
 
     ctx.home.make()
     process = await PipelineProcess.start(ctx.home, options)
