@@ -26,7 +26,7 @@ from tidings.cli.context import (
     countable,
     seconds,
 )
-from tidings.cli.link_asking import ANSWERS, NOBODY, PATIENCE, LinkArgument, asked, links_of, meant, name_of
+from tidings.cli.link_words import ANSWERS, NOBODY, PATIENCE, LinkArgument, asked, links_of, meant, name_of
 from tidings.errors import BrokerUnreachable, TidingsError, UsageError, WorkerUnreachable
 
 app = Group(help="Links with other spaces: agree on one, list, watch, pause, compare, mend and end them.")

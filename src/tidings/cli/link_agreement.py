@@ -23,8 +23,7 @@ from tidings.cli.agent import listed
 from tidings.cli.connection import administer
 from tidings.cli.context import Context, SpaceContext, YesOption, seconds
 from tidings.cli.invitation import make_line, read_line
-from tidings.cli.link_asking import LinkArgument, asked, links_of, meant, name_of
-from tidings.cli.link_words import mapping
+from tidings.cli.link_words import LinkArgument, asked, links_of, mapping, meant, name_of
 from tidings.errors import InvalidName, OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.wire.names import covers_any, unmarked
 from tidings.wire.signing import public_bytes

@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from tidings.cli import output
+from tidings.cli.completion import among
 from tidings.cli.context import AgentContext, Context, PlainSpaceContext, byte_count
 from tidings.errors import ConfigError, TidingsError, UsageError
 
@@ -363,7 +365,7 @@ def _with_host(facts: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
 
 def _with_links(facts: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Links that should be carried and are not make a space unhealthy; one that waits for another space does not."""
-    from tidings.cli.link_asking import summarise_links
+    from tidings.cli.link_words import summarise_links
     from tidings.supervisor.status import UNHEALTHY
 
     links = summarise_links(ctx, facts["supervisor"]["running"])
@@ -481,3 +483,95 @@ def _stream_rows(steward: dict[str, Any]) -> list[tuple[object, ...]]:
         (name, each["messages"], output.size(each["bytes"]), output.size(each["limit"]), each["consumers"])
         for name, each in steward["streams"].items()
     ]
+
+
+LOG_NAMES = ("broker", "steward", "pipeline", "spark", "links", "admin", "up")
+
+
+def logs(
+    ctx: PlainSpaceContext,
+    which: Annotated[
+        str, Argument(help=f"One of {', '.join(LOG_NAMES)}.", autocompletion=among(*LOG_NAMES))
+    ] = "steward",
+    lines: Annotated[int, Option("-n", "--lines", help="How many lines from the end.", min=0, max=1_000_000)] = 50,
+    follow: Annotated[bool, Option("-f", "--follow", help="Go on as lines are written.")] = False,
+) -> None:
+    """Show a log file of a space: broker, steward, pipeline, spark, links, admin or up. `-f` goes on when it
+    rotates.
+
+    Examples:
+      tidings logs
+      tidings logs broker -n 200
+      tidings logs steward -f
+    """
+    if which not in LOG_NAMES:
+        raise UsageError(f"there is no log {which!r}; one of {', '.join(LOG_NAMES)}")
+    ctx.home.read_info()
+    path = ctx.home.logs / f"{which}.log"
+    if not path.exists():
+        output.say(f"{path} was not written yet")
+    try:
+        for text in follow_lines(path, lines) if follow else last_lines(path, lines):
+            output.line(text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        output.say("stopped")
+    output.hint("tidings status")
+
+
+PAUSE = 0.2
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last `count` lines of a file; none if there is no file."""
+    try:
+        with path.open(errors="replace") as file:
+            return [line.rstrip("\n") for line in deque(file, maxlen=max(0, count))]
+    except FileNotFoundError:
+        return []
+
+
+def follow_lines(path: Path, count: int, pause: Callable[[], None] = lambda: time.sleep(PAUSE)) -> Iterator[str]:
+    """The last `count` lines, then each line as it is written, for ever.
+
+    A file that was renamed is read to its end before the new one is opened; one that was cut short is read from its
+    start; one that is not there is waited for. `pause` is called whenever there is nothing to read.
+    """
+    fresh = False
+    while True:
+        try:
+            file = path.open(errors="replace")
+        except FileNotFoundError:
+            fresh = True
+            pause()
+            continue
+        with file:
+            if not fresh:
+                yield from (line.rstrip("\n") for line in deque(file, maxlen=max(0, count)))
+            yield from _until_replaced(path, file, pause)
+        fresh = True
+
+
+def _until_replaced(path: Path, file: IO[str], pause: Callable[[], None]) -> Iterator[str]:
+    partial = ""
+    while True:
+        replaced = _is_replaced(path, file)  # looked at before reading: what was written until then is still read
+        while text := file.readline():
+            partial += text
+            if partial.endswith("\n"):
+                yield partial.rstrip("\n")
+                partial = ""
+        if replaced:
+            if partial:
+                yield partial
+            return
+        pause()
+
+
+def _is_replaced(path: Path, file: IO[str]) -> bool:
+    held = os.fstat(file.fileno())
+    try:
+        named = path.stat()
+    except FileNotFoundError:
+        return True
+    return (named.st_dev, named.st_ino) != (held.st_dev, held.st_ino) or held.st_size < file.tell()
