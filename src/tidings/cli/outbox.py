@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from tidings.cli import completion, output
+from tidings.cli import output
+from tidings.cli.completion import among
 from tidings.cli.connection import act_at_host, ask_host, outbox_in_file
 from tidings.cli.context import AgentContext, Context, CountOption, Group, SpaceContext, countable
 from tidings.cli.talk import printable
@@ -20,9 +21,7 @@ MessageArgument = Annotated[str, Argument(help="Id of the message.", metavar="ID
 @app.command("list")
 def list_outbox(
     ctx: AgentContext,
-    state: Annotated[
-        str | None, Option(help=f"Only these: {', '.join(STATES)}.", autocompletion=completion.among(*STATES))
-    ] = None,
+    state: Annotated[str | None, Option(help=f"Only: {', '.join(STATES)}.", autocompletion=among(*STATES))] = None,
     count: CountOption = 20,
     before: Annotated[int | None, Option(help="Only below this row.", metavar="ROW", callback=countable)] = None,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from tidings.cli import completion, output
+from tidings.cli import output
 from tidings.cli.completion import among
 from tidings.cli.connection import IdOption, act, act_at_host, chosen_id, show_receipt
 from tidings.cli.context import AgentArgument, AgentContext, DirectContext, PriorityOption, TextArgument, duration
@@ -65,9 +65,7 @@ def _agent_row(agent: Agent) -> tuple[object, ...]:
 
 def set_status(
     ctx: AgentContext,
-    status: Annotated[
-        str, Argument(help="idle, working or waiting.", metavar="STATUS", autocompletion=among(*STATUSES))
-    ],
+    status: Annotated[str, Argument(help="idle, working, waiting.", metavar="STATUS", autocompletion=among(*STATUSES))],
     activity: Annotated[str | None, Argument(help="What you do, in a line.", metavar="TEXT")] = None,
 ) -> None:
     """Say what you do, for whoever looks (`tidings who`). Needs the host, which stays connected for you.
@@ -206,7 +204,7 @@ LEVELS = ("normal", "quiet", "muted")
 def attention(
     ctx: DirectContext,
     mode: Annotated[
-        str | None, Argument(help="open, dnd or focus.", metavar="MODE", autocompletion=completion.among(*MODES))
+        str | None, Argument(help="open, dnd, focus.", metavar="MODE", autocompletion=among(*MODES))
     ] = None,
     channel: Annotated[
         tuple[str, str] | None,

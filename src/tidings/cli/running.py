@@ -47,9 +47,7 @@ def up(
         str | None, Option(help="A NATS (2.15, operator mode) that others run; kept.", metavar="URL[,URL]")
     ] = None,
     replicas: Annotated[int | None, Option(help="Stream replicas there: 1, 3 or 5 (3 on a cluster).")] = None,
-    sync_interval: Annotated[
-        int | None, Option(help="`sync_interval` of those servers, in seconds (120).", metavar="S")
-    ] = None,
+    sync_interval: Annotated[int | None, Option(help="Their `sync_interval`, in seconds (120).", metavar="S")] = None,
     operator_key: Annotated[
         str | None, Option(help="Operator signing key, to cut revoked agents at once.", metavar="FILE")
     ] = None,
@@ -57,9 +55,7 @@ def up(
         str | None, Option(help="User that may push the token of the agents' account.", metavar="FILE")
     ] = None,
     no_pipeline: Annotated[bool, Option("--no-pipeline", help="Do not start durable delivery (Spark).")] = False,
-    no_links: Annotated[
-        bool, Option("--no-links", help="Do not start the link worker: `tidings link run` does.")
-    ] = False,
+    no_links: Annotated[bool, Option("--no-links", help="Do not start the link worker (`tidings link run`).")] = False,
 ) -> None:
     """Start a space: its broker, its steward, durable delivery and its links. Creates it the first time.
 
@@ -87,7 +83,7 @@ def up(
         ctx.settings.switch(name)
     ctx.home.check_free()
     if detach:
-        _detach(ctx, **given)
+        _detach(ctx, given)
     else:
         asyncio.run(_foreground(ctx, given))
 
@@ -193,19 +189,15 @@ async def _announce(ctx: Context) -> None:
     output.hint("tidings status")
 
 
-def _detach(
-    ctx: Context, *, open_space: bool, port: int | None, certificate: tuple[str, str] | None, **elsewhere: Any
-) -> None:
+def _detach(ctx: Context, given: dict[str, Any]) -> None:
     ctx.home.make()
     command = ["up", "--space", ctx.home.name, "--home", str(ctx.home.home)]
-    command += ["--open"] if open_space else []
-    command += ["--port", str(port)] if port else []
-    if certificate is not None:
-        command += ["--cert", certificate[0], *(["--key", certificate[1]] if certificate[1] else [])]
-    for flag, value in (("server", "server"), ("replicas", "replicas"), ("sync-interval", "sync_seconds")):
-        command += [f"--{flag}", str(elsewhere[value])] if elsewhere[value] is not None else []
-    if elsewhere["operator_key"]:
-        command += ["--operator-key", elsewhere["operator_key"][0], "--system-creds", elsewhere["operator_key"][1]]
+    command += ["--open"] if given["open_space"] else []
+    flags = {"port": given["port"], "server": given["server"], "replicas": given["replicas"]}
+    flags["sync-interval"] = given["sync_seconds"]
+    flags["cert"], flags["key"] = given["certificate"] or (None, None)
+    flags["operator-key"], flags["system-creds"] = given["operator_key"] or (None, None)
+    command += [word for flag, value in flags.items() if value not in (None, "") for word in (f"--{flag}", str(value))]
     # the child stands elsewhere, so a tidings.toml here would not be read again: it gets every setting as it is now
     resolved = {f"TIDINGS_{each.name.upper()}": each.value for each in ctx.settings.all() if each.value}
 
@@ -335,6 +327,7 @@ def status(ctx: AgentContext) -> None:
       tidings status
       tidings status --space lab --json
     """
+    from tidings.cli.link_words import summarise_links
     from tidings.supervisor.status import collect
 
     ctx.home.read_info()
@@ -343,35 +336,22 @@ def status(ctx: AgentContext) -> None:
             f"there is no agent {ctx.agent} of space {ctx.home.name} here to ask as: `--as` names another, "
             "`tidings agent list` shows them"
         )
-    facts = _with_host(asyncio.run(collect(ctx.home, ctx.agent)), _host(ctx))
-    facts = _with_links(facts, ctx)
+    facts = asyncio.run(collect(ctx.home, ctx.agent))
+    facts = _with_parts(facts, _host(ctx), summarise_links(ctx, facts["supervisor"]["running"]))
     output.data(facts) if ctx.as_json else _show_status(facts)
     if facts["exit_code"]:
         raise typer.Exit(facts["exit_code"])
     output.hint("tidings who")
 
 
-def _with_host(facts: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
-    """How a space is does not depend on a host, but one that is there and does not answer, or keeps no mail, is called
-    so."""
-    failing = host.pop("failures")
-    if not failing:
-        return facts | {"host": host}
+def _with_parts(facts: dict[str, Any], host: dict[str, Any], links: dict[str, Any]) -> dict[str, Any]:
+    """A space needs no host, but one that does not answer or keeps no mail is a problem. So are links that should be
+    carried and are not; one that waits for another space is none."""
     from tidings.supervisor.status import UNHEALTHY
 
-    problems, code = [*facts["problems"], *failing], facts["exit_code"] or UNHEALTHY
-    return facts | {"host": host, "healthy": False, "problems": problems, "exit_code": code}
-
-
-def _with_links(facts: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Links that should be carried and are not make a space unhealthy; one that waits for another space does not."""
-    from tidings.cli.link_words import summarise_links
-    from tidings.supervisor.status import UNHEALTHY
-
-    links = summarise_links(ctx, facts["supervisor"]["running"])
-    failing = links.pop("problems")
+    failing = [*host.pop("failures"), *links.pop("problems")]
     problems, code = [*facts["problems"], *failing], facts["exit_code"] or (UNHEALTHY if failing else 0)
-    return facts | {"links": links, "healthy": not problems, "problems": problems, "exit_code": code}
+    return facts | {"host": host, "links": links, "healthy": not problems, "problems": problems, "exit_code": code}
 
 
 def _host(ctx: Context) -> dict[str, Any]:
@@ -490,9 +470,7 @@ LOG_NAMES = ("broker", "steward", "pipeline", "spark", "links", "admin", "up")
 
 def logs(
     ctx: PlainSpaceContext,
-    which: Annotated[
-        str, Argument(help=f"One of {', '.join(LOG_NAMES)}.", autocompletion=among(*LOG_NAMES))
-    ] = "steward",
+    which: Annotated[str, Argument(help=f"{', '.join(LOG_NAMES)}.", autocompletion=among(*LOG_NAMES))] = "steward",
     lines: Annotated[int, Option("-n", "--lines", help="How many lines from the end.", min=0, max=1_000_000)] = 50,
     follow: Annotated[bool, Option("-f", "--follow", help="Go on as lines are written.")] = False,
 ) -> None:

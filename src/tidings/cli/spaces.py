@@ -203,9 +203,7 @@ def move(
     ctx: SpaceContext,
     server: Annotated[str | None, Option(help="Servers of a NATS that others run.", metavar="URL[,URL]")] = None,
     operator_key: Annotated[Path | None, Option(help="Seed of its operator signing key.", metavar="FILE")] = None,
-    system_creds: Annotated[
-        Path | None, Option(help="User of its system account that may push tokens.", metavar="FILE")
-    ] = None,
+    system_creds: Annotated[Path | None, Option(help="Its system user that may push tokens.", metavar="FILE")] = None,
     replicas: Annotated[int | None, Option(help="Of every stream: 1, 3 or 5.")] = None,
     back: Annotated[bool, Option("--back", help="From there to a broker of its own.")] = False,
 ) -> None:
@@ -270,9 +268,7 @@ ROLES = ("steward", "pipeline", "authority")
 @keys.command("rotate")
 def rotate_role(
     ctx: SpaceContext,
-    role: Annotated[
-        str, Argument(help="steward, pipeline or authority.", metavar="ROLE", autocompletion=among(*ROLES))
-    ],
+    role: Annotated[str, Argument(help="steward, pipeline, authority.", metavar="ROLE", autocompletion=among(*ROLES))],
     finish: Annotated[bool, Option("--finish", help="authority: the one that was announced takes its place.")] = False,
     now: Annotated[bool, Option("--now", help="authority: both steps at once, as if its key had leaked.")] = False,
 ) -> None:
