@@ -212,9 +212,7 @@ def pause(
     row = meant(ctx, name)
     answer, by_worker = asked(ctx, "pause", link=row.link, reason=reason)
     ctx.end_if_json({"link": row.link, "paused": reason, "was": answer["was"], "worker": by_worker})
-    output.say(
-        f"link with {name_of(row)} is paused: nothing comes in over it, and it goes on where it was when resumed"
-    )
+    output.say(f"link with {name_of(row)} is paused: nothing comes in over it until it is resumed, where it was")
     output.hint(f"tidings link resume {name_of(row)}")
 
 
@@ -394,11 +392,7 @@ def _rebuild_all(ctx: Context, *, yes: bool) -> None:
     output.hint("tidings link list")
 
 
-SeqArgument = Annotated[
-    int, Argument(help="Sequence of the record in the other log.", metavar="SEQ", callback=countable)
-]
-
-
+SeqArgument = Annotated[int, Argument(help="Sequence of the record in their log.", metavar="SEQ", callback=countable)]
 LifeOption = Annotated[int | None, Option("--life", help="Which of several records with this sequence; see `list`.")]
 
 

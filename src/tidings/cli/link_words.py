@@ -103,16 +103,14 @@ def summarise_links(ctx: Context, supervised: bool) -> dict[str, Any]:
         facts["links"] = [{"space": each["space"], "state": state(each)} for each in shown]
         said = ", ".join(map(_summary, shown))
         ended = [each["space"] for each in facts["links"] if each["state"] == "ended there"]
-        wrong += [ended_there_words(name) for name in ended]
+        wrong += map(ended_there_words, ended)
         return facts | {"runs": True, "said": said, "problems": wrong}
     except TidingsError as error:
         runs = not isinstance(error, WorkerUnreachable)
-        facts |= {
-            "runs": runs,
-            "said": f"{len(wanted)} agreed, not carried: nothing comes in over {len(taking)} of them",
-        }
+        facts["runs"] = runs
         if not taking:
             return facts | {"said": f"{len(wanted)} agreed, nothing comes in over them", "problems": wrong}
+        facts["said"] = f"{len(wanted)} agreed, not carried: nothing comes in over {len(taking)} of them"
         why = error if runs else told.get("why") or error
         shared = "1 linked space shares" if len(taking) == 1 else f"{len(taking)} linked spaces share"
         problem = f"what {shared} is not carried: {why}; `tidings logs links` says more"
@@ -158,7 +156,7 @@ def state(link: Facts) -> str:
     if link["state"] in ("off", "ending"):
         return "ended"
     if not link["takes"]:
-        return "over" if _is_over(link) else "shares only"
+        return "over" if link["until"] is not None and link["until"] <= time.time() else "shares only"
     if live is not None:
         return "ended there" if live.get("ended_there") else str(live["status"])
     if ledger and ledger["paused"] is not None:
@@ -210,10 +208,6 @@ def _addressless_words(name: str) -> str:
     )
 
 
-def _is_over(link: Facts) -> bool:
-    return link["until"] is not None and link["until"] <= time.time()
-
-
 def mapping(channels: Facts, none: str = "-") -> str:
     return ", ".join(theirs if theirs == ours else f"{theirs} as {ours}" for theirs, ours in channels.items()) or none
 
@@ -253,9 +247,11 @@ def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
             "passed on, not taken",
             f"{count:,} records of {channel} of {origin[:12]}: --beyond {origin[:12]}:{channel}",
         )
-    yield "they share", _offered(link)
+    offered = link.get("offered")  # what they share now, which may be more or less than is taken
+    yield "they share", None if offered is None else ", ".join(offered) or "nothing"
     yield "shares", link["shares"]
-    yield "passes on", _passes_on(link)
+    others = f"what came over other links too, up to {link['hops']} links in all"
+    yield "passes on", "only what was said here" if link["hops"] == 1 else others
     yield "reached at", link["reached"]
     yield "connection", live.get("connectivity")
     yield "behind", lag(link)
@@ -294,19 +290,6 @@ _REASONS = {
     "hops": "came over too many links",
     "too_old": "removed there before it was fetched",
 }
-
-
-def _offered(link: Facts) -> str | None:
-    """What they share now, which may be more or less than is taken."""
-    if link.get("offered") is None:
-        return None
-    return ", ".join(link["offered"]) or "nothing"
-
-
-def _passes_on(link: Facts) -> str:
-    if link["hops"] == 1:
-        return "only what was said here"
-    return f"what came over other links too, up to {link['hops']} links in all"
 
 
 def _why(link: Facts, live: Facts) -> str | None:

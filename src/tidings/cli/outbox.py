@@ -34,10 +34,8 @@ def list_outbox(
     if state is not None and state not in STATES:
         raise UsageError(f"--state is one of {', '.join(STATES)}, not {state!r}")
     file = outbox_in_file(ctx)
-    if file is not None:
-        rows = file.outbox(state, count, before)
-    else:
-        rows = act_at_host(ctx, lambda agent: agent.outbox(state, count, before))
+    page = (state, count, before)
+    rows = file.outbox(*page) if file else act_at_host(ctx, lambda agent: agent.outbox(*page))
     ctx.end_if_json(rows)
     output.table(
         ("row", "id", "to", "state", "attempts", "accepted", "why"),

@@ -108,7 +108,13 @@ async def _run(ctx: Context, options: list[str]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stopping.set)
-    ending = asyncio.create_task(_end_when(stopping, process))
+
+    async def end() -> None:
+        await stopping.wait()
+        output.say("stopping")
+        await process.end()
+
+    ending = asyncio.create_task(end())
     failed: dict[str, Any] = {}
     try:
         async for said in process.lines():
@@ -128,12 +134,6 @@ async def _run(ctx: Context, options: list[str]) -> None:
         raise ERRORS_BY_CODE.get(failed["code"], TidingsError)(failed["message"])
     if code:
         raise TidingsError(f"the pipeline ended with code {code}; `tidings logs pipeline` says why")
-
-
-async def _end_when(stopping: asyncio.Event, process: Any) -> None:
-    await stopping.wait()
-    output.say("stopping")
-    await process.end()
 
 
 @app.command("package")

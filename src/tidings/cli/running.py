@@ -75,7 +75,11 @@ def up(
     left_out = {"pipeline": "off" if no_pipeline else None, "links": "off" if no_links else None}
     ctx = ctx.at(flags={"nats_server": nats_server, "budget": budget, "listen": listen, "ws": ws, **left_out})
     for name, address in (("listen", listen), ("ws", ws)):
-        _check_listen(address if address is not None else ctx.settings[name] or "off")
+        wanted = address if address is not None else ctx.settings[name] or "off"
+        if wanted != "off":
+            from tidings.admin.listening import parse_listen
+
+            parse_listen(wanted)
     given: dict[str, Any] = {"open_space": open_space, "port": port, "certificate": _certificate(cert, key)}
     given |= _elsewhere(server, replicas, sync_interval, operator_key, system_creds)
     checked_budget(ctx)
@@ -120,13 +124,6 @@ def _certificate(cert: str | None, key: str | None) -> tuple[str, str] | None:
     if (cert is None) != (key is None):
         raise UsageError("a certificate needs its key, and a key its certificate: --cert FILE --key FILE")
     return None if cert is None or key is None else (str(Path(cert).absolute()), str(Path(key).absolute()))
-
-
-def _check_listen(wanted: str) -> None:
-    if wanted != "off":
-        from tidings.admin.listening import parse_listen
-
-        parse_listen(wanted)
 
 
 def checked_budget(ctx: Context) -> int | None:
@@ -422,7 +419,7 @@ def _steward_rows(steward: dict[str, Any], now: float) -> list[tuple[str, str, s
         ("agents", str(steward["agents"]), when),
         ("tasks", task_words(steward["tasks"]), output.age(steward["tasks"]["at"], now)),
         ("void records", str(steward["void_records"]), when),
-        ("void messages", _voids(steward), when),
+        ("void messages", _voids(steward.get("void_messages") or {}), when),
         ("free disk", output.size(steward["free_disk"]), when),
         *(("withheld", each, when) for each in steward.get("withheld", [])),
     ]
@@ -451,9 +448,8 @@ def task_words(tasks: dict[str, Any]) -> str:
     return f"{queued}, {tasks['held']} held{oldest}, {tasks['dead']} dead"
 
 
-def _voids(steward: dict[str, Any]) -> str:
+def _voids(found: dict[str, int]) -> str:
     """How many messages no reader shows, by reason, since this steward began."""
-    found = steward.get("void_messages") or {}
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()))
     return f"{sum(found.values())}" + (f" ({reasons}); their senders are told" if found else "")
 

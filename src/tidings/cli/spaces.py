@@ -64,11 +64,7 @@ def list_all(ctx: HomeContext) -> None:
     found = [SpaceHome(ctx.home.home, name) for name in list_spaces(ctx.home.home)]
     rows = [(each.name, bool(lock_holder(each.up_lock)), each.read_info().address) for each in found]
     ctx.end_if_json([{"space": name, "running": running, "url": url} for name, running, url in rows])
-    output.table(
-        ("space", "running", "url"),
-        [(name, "yes" if running else "no", url) for name, running, url in rows],
-        empty="there is no space yet: `tidings up` creates one",
-    )
+    output.table(("space", "running", "url"), rows, empty="there is no space yet: `tidings up` creates one")
     output.hint("tidings status" if rows else "tidings up")
 
 

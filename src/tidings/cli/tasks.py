@@ -282,12 +282,15 @@ def work(
       tidings work --role reviewer --exec './review.sh'
       tidings work --role reviewer --exec 'wc -w' --once
     """
+    from tidings.client.message_json import job_json
+
     ctx.check()
 
     async def all_tasks() -> None:
         async with aclosing(_each_task(ctx, role)) as tasks:
             async for job in tasks:
-                facts = _job_facts(job)
+                told = job_json(job)
+                facts = {name: told[name] for name in TASK_FIELDS}
                 if ctx.as_json:
                     output.line(json.dumps(facts))
                 else:
@@ -322,13 +325,6 @@ async def _each_task(ctx: Context, role: str) -> AsyncGenerator[Job, None]:
     async with direct_session(ctx, presence=True) as endpoint, aclosing(endpoint.work(role)) as jobs:  # type: ignore[type-var]
         async for job in jobs:
             yield job
-
-
-def _job_facts(job: Job) -> dict[str, Any]:
-    from tidings.client.message_json import job_json
-
-    facts = job_json(job)
-    return {name: facts[name] for name in TASK_FIELDS}
 
 
 async def _execute(job: Job, facts: dict[str, Any], command: str) -> None:

@@ -215,7 +215,9 @@ class Supervisor:
                 f"{info.address} lacks {looked['missing']}. What its administrator must add is written in "
                 f"{looked['written']}; then `tidings up` again"
             )
-        self.tell(f"the space lives on {info.address}, with {info.replicas} of each stream; {_revokes(info.mode)}")
+        out = f"is out within {SHORT_LIVED // 60} minutes, when its credential ends"
+        revoked = f"who is revoked {'is cut at once' if info.mode == SIGNING else out}"
+        self.tell(f"the space lives on {info.address}, with {info.replicas} of each stream; {revoked}")
         if words := danger_of_replicas(info):
             self.tell(words)
         await self._recall(admin)
@@ -569,10 +571,3 @@ class Supervisor:
         if self.broker is not None:
             self.disk.give_up()  # nobody needs it now, and a backup is not to hold it
         self.phase("down", broker_pid=None, steward_pid=None)
-
-
-def _revokes(mode: str) -> str:
-    """How soon somebody who is revoked is out, in words."""
-    if mode == SIGNING:
-        return "who is revoked is cut at once"
-    return f"who is revoked is out within {SHORT_LIVED // 60} minutes, when its credential ends"
