@@ -27,7 +27,7 @@ from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError
 from tidings.server import grants
 from tidings.server.keyring import Keyring
-from tidings.supervisor.token_keeper import TokenKeeper
+from tidings.supervisor.keepers import TokenKeeper
 from tidings.util.private_files import write_private
 from tidings.wire.invitations import parse_invitation
 from tidings_testing.real_space import RealSpace, _provisioned

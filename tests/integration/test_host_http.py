@@ -735,7 +735,7 @@ async def test_mail_that_cannot_be_kept_is_a_problem_wherever_health_is_asked_fo
 
     async def status() -> tuple[int, list[str]]:
         plain: dict[str, Any] = {"healthy": True, "problems": [], "exit_code": 0}
-        facts = running._with_host(plain, await ask(running._host, where))
+        facts = running._with_parts(plain, await ask(running._host, where), {"problems": []})
         return facts["exit_code"], facts["problems"]
 
     async with daemon_in(pair.home.home) as daemon:

@@ -41,7 +41,7 @@ from tidings.rpc.control import ControlClient
 from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import ensure_certificates
 from tidings.server.grants import invitation_token
-from tidings.supervisor.admin_process import AdminProcess
+from tidings.supervisor.processes import AdminProcess
 from tidings.supervisor.watcher import INVITED, MOST_INVITED, Watcher
 from tidings.util.private_files import private_dir, write_private
 from tidings.wire.invitations import InvitationLine, acceptance, parse_invitation

@@ -34,7 +34,7 @@ from tidings.nats.errors import NatsError
 from tidings.rpc.control import ControlClient
 from tidings.server.grants import invitation_token
 from tidings.server.keyring import Keyring
-from tidings.supervisor.admin_process import AdminProcess
+from tidings.supervisor.processes import AdminProcess
 from tidings.wire.invitations import InvitationLine, acceptance, parse_invitation
 from tidings.wire.link_terms import (
     LinkAcceptance,

@@ -13,7 +13,7 @@ from tidings.admin.layout import lay_out
 from tidings.admin.linking import Linker, terms_of
 from tidings.admin.rotation import recall_voided
 from tidings.cli.context import Context
-from tidings.cli.link_asking import summarise_links
+from tidings.cli.link_words import summarise_links
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, InvalidName, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect

@@ -22,7 +22,7 @@ from tidings.admin.link_peers import LinkPeers
 from tidings.admin.link_registry import LinkLedger
 from tidings.admin.linking import Linker, terms_of
 from tidings.cli.context import Context
-from tidings.cli.link_asking import summarise_links
+from tidings.cli.link_words import summarise_links
 from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError
 from tidings.nats import jwt
 from tidings.wire.invitations import InvitationLine, parse_invitation

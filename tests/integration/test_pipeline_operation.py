@@ -20,7 +20,7 @@ from tidings.model.deferred import DebtEvent, Debts
 from tidings.nats.jetstream import JetStream
 from tidings.server.state import StateBucket
 from tidings.steward import backstop
-from tidings.supervisor.pipeline_process import PipelineKeeper
+from tidings.supervisor.keepers import PipelineKeeper
 from tidings.supervisor.status import delivery
 from tidings.wire import roster
 from tidings.wire.roster import Backstop

@@ -1,7 +1,7 @@
 """Tokens of accounts that change while a space lives on servers that others run: who is revoked.
 
 An administrator writes the newest token of an account below `external/pushed/` and gives it to every server;
-`supervisor/token_keeper.py` gives it again to those that come back. Which server took which is kept in
+`supervisor/keepers.py` gives it again to those that come back. Which server took which is kept in
 `external/servers.json`, under the name that its configuration gives it: one that is known and did not answer is said,
 until it is told or the owner says that it is gone. One without a name has another after every start, and is told like
 the others, but not missed.

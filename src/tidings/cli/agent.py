@@ -222,7 +222,11 @@ def access(
     row = _row(ctx, name)
     rights = named_rights(read, post, manage, role)
     if not rights and file is None and expires is None:
-        output.data(_public(row)) if ctx.as_json else _show_access(row)
+        ctx.end_if_json(_public(row))
+        held = [("read", row.read), ("post", row.post), ("manage", row.manage), ("roles", row.roles)]
+        output.table(("right", "patterns"), held)
+        _say_withheld(row)
+        output.hint(f"tidings agent access {row.name} --read general")
         return
     current = AgentFile(name, row.roles, "", row.read, row.post, row.manage)
     path = ctx.home.agents / f"{name}.md"
@@ -248,13 +252,6 @@ def access(
             "is out of reach"
         )
     output.hint(f"tidings agent show {name}")
-
-
-def _show_access(row: Issued) -> None:
-    rights = [("read", row.read), ("post", row.post), ("manage", row.manage), ("roles", row.roles)]
-    output.table(("right", "patterns"), rights)
-    _say_withheld(row)
-    output.hint(f"tidings agent access {row.name} --read general")
 
 
 @app.command("revoke")

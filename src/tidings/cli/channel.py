@@ -33,13 +33,10 @@ def list_channels(ctx: DirectContext) -> None:
     found = act(ctx, lambda agent: agent.channels())
     ctx.end_if_json(found)
     columns = ("channel", "joined", "class", "replay", "members", "last", "description")
-    rows = [each | {"last": _last(each), "description": printable(each.get("description", ""))} for each in found]
+    said = ((each, output.age(each["last"]["time"]) if each["last"] else "never") for each in found)
+    rows = [each | {"last": last, "description": printable(each.get("description", ""))} for each, last in said]
     output.table(columns, rows, empty="no channel has settings or members yet; a channel needs neither to be used")
     output.hint(f"tidings channels info {found[0]['channel'] if found else 'general'}")
-
-
-def _last(channel: dict[str, Any]) -> str:
-    return output.age(channel["last"]["time"]) if channel["last"] else "never"
 
 
 @app.command("info")

@@ -56,7 +56,6 @@ spaces = _offered(lambda home: list_spaces(home.home))
 agents = _offered(lambda home: (path.stem for path in home.agent_creds_dir.glob("*.creds")))
 channels = _offered(_channels)
 roles = _offered(_roles)
-
 links = _offered(_links)
 
 

@@ -40,6 +40,8 @@ F = TypeVar("F", bound=Callable[..., None])
 PRIORITIES = ("now", "next", "low")
 #: above every row of the host's file and every sequence of a broker, and what both can still be asked about
 MOST_COUNTED = 2**62
+#: of an option that may be repeated
+Names = list[str] | None
 
 SpaceOption = Annotated[
     str | None, Option("--space", "-s", help="Space to talk to.", metavar="NAME", autocompletion=completion.spaces)

@@ -13,7 +13,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -196,22 +196,18 @@ class Finding:
 
 def examine(home: Path, nats_server: str | None) -> Iterator[Finding]:
     """Every check, in the order a new user would want to know."""
-    checks: list[Callable[[], Finding]] = [
-        _installation,
-        _python,
-        _packages,
-        lambda: _broker(nats_server),
-        lambda: _home(home),
-        lambda: _disk(home),
-        _ports,
-        lambda: _clock(home),
-        _files,
-        _java,
-        _spark,
-        lambda: _host(home),
-    ]
-    for check in checks:
-        yield check()
+    yield _installation()
+    yield _python()
+    yield _packages()
+    yield _broker(nats_server)
+    yield _home(home)
+    yield _disk(home)
+    yield _ports()
+    yield _clock(home)
+    yield _files()
+    yield _java()
+    yield _spark()
+    yield _host(home)
     for name in list_spaces(home):
         yield from _space(SpaceHome(home, name), nats_server)
 

@@ -199,18 +199,13 @@ def look(home: Path) -> dict[str, Any]:
             said = f"the host (pid {pid}) does not answer: see {home / 'logs' / 'host.log'}, or `tidings host down`"
         return {"runs": False, "pid": pid, "problems": [said], "notes": []}
     facts, mismatch = found
-    problems = failures(facts)
-    problems += [mismatch] if mismatch else []
-    for space in facts["spaces"]:
-        problems += [_trouble(space["space"], agent) for agent in space["agents"] if not _is_well(agent)]
-    problems = list(dict.fromkeys(problems))
-    notes = [
-        f"{agent['name']} of {space['space']}: {agent['reason']}"
-        for space in facts["spaces"]
-        for agent in space["agents"]
-        if agent["state"] == "superseded"
-    ]
-    return {"runs": True, "problems": problems, "notes": notes, **facts}
+    problems, notes = [*failures(facts), *([mismatch] if mismatch else [])], []
+    for space, agent in ((each["space"], agent) for each in facts["spaces"] for agent in each["agents"]):
+        if not _is_well(agent):
+            problems.append(_trouble(space, agent))
+        elif agent["state"] == "superseded":
+            notes.append(f"{agent['name']} of {space}: {agent['reason']}")
+    return {"runs": True, "problems": list(dict.fromkeys(problems)), "notes": notes, **facts}
 
 
 def failures(facts: dict[str, Any], of_space: str | None = None) -> list[str]:
@@ -263,11 +258,8 @@ def _show(facts: dict[str, Any]) -> None:
         empty="no agent uses this host yet: `tidings send` or `tidings inbox` makes one of yours known",
     )
     for space in facts["spaces"]:
-        output.line(f"outbox of {space['space']}: {outbox_words(space['outbox'])}{_paused(space)}")
-
-
-def _paused(space: dict[str, Any]) -> str:
-    return f"; PAUSED ({space['paused']})" if space["paused"] else ""
+        paused = f"; PAUSED ({space['paused']})" if space["paused"] else ""
+        output.line(f"outbox of {space['space']}: {outbox_words(space['outbox'])}{paused}")
 
 
 def outbox_words(counts: dict[str, int]) -> str:

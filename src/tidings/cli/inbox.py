@@ -43,9 +43,7 @@ def inbox(
     ctx: DirectContext,
     context: typer.Context,
     unread: Annotated[bool, Option("--unread", help="Only what was not read.")] = False,
-    sender: Annotated[
-        str | None, Option("--from", help="Only of this agent.", autocompletion=completion.agents)
-    ] = None,
+    sender: Annotated[str | None, Option("--from", help="Only this agent's.", autocompletion=completion.agents)] = None,
     channel: Annotated[
         str | None,
         Option("--channel", help="Only of this channel.", autocompletion=completion.channels, callback=unmarked),

@@ -35,9 +35,7 @@ app = Group(help="Invitations that were made: list and revoke them.")
 
 def invite(
     ctx: SpaceContext,
-    name: Annotated[
-        str | None, Argument(help="Name of the agent; else whoever accepts chooses.", metavar="NAME")
-    ] = None,
+    name: Annotated[str | None, Argument(help="Name of the agent (whoever accepts chooses).", metavar="NAME")] = None,
     read: ReadOption = None,
     post: PostOption = None,
     manage: ManageOption = None,

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from tidings.admin.link_registry import AgreedLink
-from tidings.cli import completion, link_agreement, link_words, output
+from tidings.cli import link_agreement, link_words, output
 from tidings.cli.connection import administer
 from tidings.cli.context import (
     Context,
@@ -26,7 +26,7 @@ from tidings.cli.context import (
     countable,
     seconds,
 )
-from tidings.cli.link_asking import ANSWERS, NOBODY, PATIENCE, LinkArgument, asked, links_of, meant, name_of
+from tidings.cli.link_words import ANSWERS, NOBODY, PATIENCE, LinkArgument, asked, links_of, meant, name_of
 from tidings.errors import BrokerUnreachable, TidingsError, UsageError, WorkerUnreachable
 
 app = Group(help="Links with other spaces: agree on one, list, watch, pause, compare, mend and end them.")
@@ -46,7 +46,8 @@ def list_links(
       tidings link list
       tidings link list --all --json
     """
-    links, by_worker = _status(ctx)
+    # a space that never had one is asked nothing
+    links, by_worker = _status(ctx) if links_of(ctx) else ([], False)
     links = [each for each in links if every or each["state"] in ("on", "setting")]
     ctx.end_if_json([{**each, "shown": link_words.state(each)} for each in links])
     rows = [
@@ -75,11 +76,9 @@ def list_links(
     output.hint("tidings link show NAME" if rows else "tidings link --help")
 
 
-def _status(ctx: Context) -> tuple[list[dict[str, Any]], bool]:
-    """Of all links; a space that never had one is asked nothing."""
-    if not links_of(ctx):
-        return [], False
-    answer, by_worker = asked(ctx, "status")
+def _status(ctx: Context, **which: Any) -> tuple[list[dict[str, Any]], bool]:
+    """Of all links or one, and whether a worker answered."""
+    answer, by_worker = asked(ctx, "status", **which)
     if not by_worker:
         _add_pushes(ctx, answer["links"])
     if by_worker and answer["steward"]:
@@ -126,16 +125,11 @@ def show(
     if follow:
         asyncio.run(_follow(ctx, row))
         return
-    answer, by_worker = asked(ctx, "status", link=row.link, whole=True)
-    facts = answer["links"][0]
-    if not by_worker:
-        _add_pushes(ctx, [facts])
+    (facts,), by_worker = _status(ctx, link=row.link, whole=True)
     ctx.end_if_json({**facts, "shown": link_words.state(facts), "worker": by_worker})
     output.table(("what", "value"), link_words.rows(facts, time.time()))
     if not by_worker and facts["takes"]:
         output.say(NOBODY)
-    if by_worker and answer["steward"]:
-        output.say(f"note: which links are in force is not known to the worker: {answer['steward']}")
     output.hint(f"tidings link verify {name_of(row)}" if facts["ledger"] else "tidings link list")
 
 
@@ -218,9 +212,7 @@ def pause(
     row = meant(ctx, name)
     answer, by_worker = asked(ctx, "pause", link=row.link, reason=reason)
     ctx.end_if_json({"link": row.link, "paused": reason, "was": answer["was"], "worker": by_worker})
-    output.say(
-        f"link with {name_of(row)} is paused: nothing comes in over it, and it goes on where it was when resumed"
-    )
+    output.say(f"link with {name_of(row)} is paused: nothing comes in over it until it is resumed, where it was")
     output.hint(f"tidings link resume {name_of(row)}")
 
 
@@ -353,12 +345,7 @@ def verify(ctx: SpaceContext, name: LinkArgument) -> None:
 @app.command("rebuild")
 def rebuild(
     ctx: SpaceContext,
-    name: Annotated[
-        str | None,
-        Argument(
-            help="The other space as it is called here, or the link.", metavar="NAME", autocompletion=completion.links
-        ),
-    ] = None,
+    name: LinkArgument = "",
     ledger: Annotated[bool, Option("--ledger", help="Begin a new ledger for all links, if it is damaged.")] = False,
     yes: YesOption = False,
 ) -> None:
@@ -378,7 +365,7 @@ def rebuild(
     if ledger:
         _rebuild_all(ctx, yes=yes)
         return
-    row = meant(ctx, name or "")
+    row = meant(ctx, name)
     output.confirm(yes, f"Read everything of {name_of(row)} again?")
     answer, by_worker = asked(ctx, "rebuild", link=row.link)
     ctx.end_if_json({"link": row.link, **answer, "worker": by_worker})
@@ -404,11 +391,7 @@ def _rebuild_all(ctx: Context, *, yes: bool) -> None:
     output.hint("tidings link list")
 
 
-SeqArgument = Annotated[
-    int, Argument(help="Sequence of the record in the other log.", metavar="SEQ", callback=countable)
-]
-
-
+SeqArgument = Annotated[int, Argument(help="Sequence of the record in their log.", metavar="SEQ", callback=countable)]
 LifeOption = Annotated[int | None, Option("--life", help="Which of several records with this sequence; see `list`.")]
 
 

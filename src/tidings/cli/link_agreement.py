@@ -21,10 +21,9 @@ from tidings.admin.agents import as_patterns
 from tidings.cli import output
 from tidings.cli.agent import listed
 from tidings.cli.connection import administer
-from tidings.cli.context import Context, SpaceContext, YesOption, seconds
+from tidings.cli.context import Context, Names, SpaceContext, YesOption, seconds
 from tidings.cli.invitation import make_line, read_line
-from tidings.cli.link_asking import LinkArgument, asked, links_of, meant, name_of
-from tidings.cli.link_words import mapping
+from tidings.cli.link_words import LinkArgument, asked, links_of, mapping, meant, name_of
 from tidings.errors import InvalidName, OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.wire.names import covers_any, unmarked
 from tidings.wire.signing import public_bytes
@@ -34,23 +33,19 @@ if TYPE_CHECKING:
     from tidings.admin.link_registry import AgreedLink
     from tidings.wire.rulings import Link
 
-UrlOption = Annotated[list[str] | None, Option("--url", help="Address by which they reach this space.", metavar="URL")]
+UrlOption = Annotated[Names, Option("--url", help="Address by which they reach this space.", metavar="URL")]
 UntilOption = Annotated[str | None, Option(help="For how long the link is, such as 90d.", metavar="TIME")]
 
 
 def invite(
     ctx: SpaceContext,
-    name: Annotated[str | None, Argument(help="What to call their space here (its own name).", metavar="NAME")] = None,
-    share: Annotated[list[str] | None, Option(help="Channel or pattern of yours that they may read.")] = None,
-    take: Annotated[
-        list[str] | None, Option(help="Channel or pattern of theirs, and its name here.", metavar="THEIRS[=OURS]")
-    ] = None,
-    both: Annotated[
-        list[str] | None, Option(help="Share it, and take theirs of the same name.", metavar="PATTERN")
-    ] = None,
+    name: Annotated[str | None, Argument(help="Name of their space here (its own).", metavar="NAME")] = None,
+    share: Annotated[Names, Option(help="Channel or pattern of yours that they may read.")] = None,
+    take: Annotated[Names, Option(help="Channel or pattern of theirs, its name here.", metavar="THEIRS[=OURS]")] = None,
+    both: Annotated[Names, Option(help="Share it, and take theirs of the same name.", metavar="PATTERN")] = None,
     expires: Annotated[str, Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
     until: UntilOption = None,
-    hops: Annotated[int, Option(help="Links a message may cross. From 2 on, others' messages go on to them.")] = 1,
+    hops: Annotated[int, Option(help="Links a message may cross. From 2 on, others' are passed on.")] = 1,
     direct: Annotated[bool, Option("--direct", help="Agents of both may write to each other; with --roster.")] = False,
     tasks: Annotated[bool, Option("--tasks", help="Agents of both may ask roles of the other; with --roster.")] = False,
     roster: Annotated[bool, Option("--roster", help="Each space tells the other who its agents are.")] = False,
@@ -100,7 +95,7 @@ def invite(
     output.hint("tidings invitation list")
 
 
-def channel_names(option: str, given: list[str] | None, *, both: bool = False) -> dict[str, str]:
+def channel_names(option: str, given: Names, *, both: bool = False) -> dict[str, str]:
     """`THEIRS=OURS`, or `THEIRS` for the same name, several in one with commas between."""
     found: dict[str, str] = {}
     for each in (part.strip() for text in given or () for part in text.split(",")):
@@ -122,18 +117,10 @@ def _until(text: str | None) -> int | None:
 def accept(
     ctx: SpaceContext,
     line: Annotated[str | None, Argument(help="The line; else it is read from standard input.", metavar="LINE")] = None,
-    called: Annotated[
-        str | None, Option("--as", help="What to call their space here (its own name).", metavar="NAME")
-    ] = None,
-    take: Annotated[
-        list[str] | None, Option(help="What a channel of theirs is called here.", metavar="THEIRS=OURS")
-    ] = None,
-    only: Annotated[
-        list[str] | None, Option(help="Take only this of what they share; '' for nothing.", metavar="PATTERN")
-    ] = None,
-    share: Annotated[
-        list[str] | None, Option(help="Share only this of what they ask for; '' for nothing.", metavar="PATTERN")
-    ] = None,
+    called: Annotated[str | None, Option("--as", help="Name of their space here (its own).", metavar="NAME")] = None,
+    take: Annotated[Names, Option(help="What a channel of theirs is called here.", metavar="THEIRS=OURS")] = None,
+    only: Annotated[Names, Option(help="Take only this of what they share; '' for nothing.", metavar="PATTERN")] = None,
+    share: Annotated[Names, Option(help="Share only this of what they ask; '' for nothing.", metavar="PATTERN")] = None,
     until: UntilOption = None,
     no_direct: Annotated[bool, Option("--no-direct", help="No direct messages, if they offer them.")] = False,
     no_tasks: Annotated[bool, Option("--no-tasks", help="No tasks, if they offer them.")] = False,
@@ -257,19 +244,13 @@ SWITCH_WORDS = (
 def change(
     ctx: SpaceContext,
     name: LinkArgument,
-    share: Annotated[
-        list[str] | None, Option(help="All that they may read; '' for nothing.", metavar="PATTERN")
-    ] = None,
-    take: Annotated[
-        list[str] | None, Option(help="All that you take; '' for nothing.", metavar="THEIRS[=OURS]")
-    ] = None,
+    share: Annotated[Names, Option(help="All that they may read; '' for nothing.", metavar="PATTERN")] = None,
+    take: Annotated[Names, Option(help="All that you take; '' for nothing.", metavar="THEIRS[=OURS]")] = None,
     beyond: Annotated[
-        list[str] | None,
+        Names,
         Option(help="What to take of a space behind theirs; '' for nothing.", metavar="SPACE:THEIRS[=OURS]"),
     ] = None,
-    hops: Annotated[
-        int | None, Option(help="Links a message may cross. From 2 on, others' messages go on to them.")
-    ] = None,
+    hops: Annotated[int | None, Option(help="Links a message may cross. From 2 on, others' are passed on.")] = None,
     until: Annotated[str | None, Option(help="For how long from now, such as 90d; or never.", metavar="TIME")] = None,
     direct: Annotated[
         bool | None, Option("--direct/--no-direct", help="Agents of both may write to each other; with --roster.")
@@ -334,9 +315,9 @@ def change(
 def _changed(
     ctx: Context,
     row: AgreedLink,
-    share: list[str] | None,
-    take: list[str] | None,
-    beyond: list[str] | None,
+    share: Names,
+    take: Names,
+    beyond: Names,
     hops: int | None,
     until: str | None,
     switches: dict[str, str],

@@ -1,4 +1,4 @@
-"""The command `tidings`: every subcommand, and the one place where errors become sentences and exit codes.
+"""The command `tidings`: its subcommands, `config` and `version`, and where errors become sentences and exit codes.
 
 Only the module of the command that was typed is loaded; the others are when help or completion lists them all.
 Exit codes: 0 ok, 1 failed, 2 usage, 3 unhealthy, 4 denied, 5 unreachable, 6 conflict.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -15,9 +16,10 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from tidings.cli import about, output
-from tidings.cli.context import Group
-from tidings.errors import TidingsError
+from tidings.cli import output
+from tidings.cli.context import Context, Group, OutputContext, SpaceContext
+from tidings.errors import PrerequisiteMissing, TidingsError
+from tidings.version import __version__
 
 #: what can be typed, by what people do: the name of a command, its module (of this package unless it has a dot), and
 #: the function or the group in it
@@ -65,18 +67,25 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "keys": ("spaces", "keys"),
         "space": ("spaces", "app"),
         "pipeline": ("pipeline", "app"),
-        "logs": ("about", "logs"),
-        "config": ("about", "config"),
+        "logs": ("running", "logs"),
+        "config": ("main", "config"),
         "wire": ("wire", "app"),
-        "version": ("about", "version"),
+        "version": ("main", "version"),
     },
 }
 ALL = tuple(name for group in COMMANDS.values() for name in group)
 
 
+def print_version(wanted: bool) -> None:
+    """`tidings --version`; `tidings version` tells more."""
+    if wanted:
+        output.line(f"tidings {__version__}")
+        raise typer.Exit
+
+
 def everything(
     show_version: Annotated[
-        bool, Option("--version", help="Print the version and end.", is_eager=True, callback=about.print_version)
+        bool, Option("--version", help="Print the version and end.", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
     pass
@@ -103,6 +112,56 @@ def command(names: tuple[str, ...] = ALL) -> Any:
                 else:
                     app.command(name, rich_help_panel=panel)(found)
     return typer.main.get_command(app)
+
+
+def config(ctx: SpaceContext) -> None:
+    """Print every setting with its value and where it came from.
+
+    Order: flag, then TIDINGS_<NAME> in the environment, then ./tidings.toml, then config.toml in the home, then the
+    default. `home` and `nats_server` are not taken from ./tidings.toml, and a file that another user owns or everybody
+    may write is not read; what is ignored so is said here and by every command.
+
+    Examples:
+      tidings config
+      tidings config --space lab --json
+    """
+    found = ctx.settings
+    settings = found.all()
+    ctx.end_if_json(
+        {each.name: {"value": each.value, "source": each.source} for each in settings}
+        | ({"ignored": found.notes} if found.notes else {})
+    )
+    rows = [(each.name, each.value, each.source, each.meaning) for each in settings]
+    output.table(("setting", "value", "source", "meaning"), rows)
+    output.hint("tidings doctor")
+
+
+def version(ctx: OutputContext) -> None:
+    """Print the versions of Tidings and of what it stands on.
+
+    Example:
+      tidings version --json
+    """
+    facts: dict[str, Any] = {
+        "tidings": __version__,
+        "python": platform.python_version(),
+        "nats-server": _server_version(),
+        "platform": platform.platform(),
+    }
+    ctx.end_if_json(facts)
+    for name, value in facts.items():
+        output.line(f"{name} {value}")
+    output.hint("tidings doctor")
+
+
+def _server_version() -> str:
+    from tidings.server.nats_server import binary_version, find_binary
+
+    try:
+        binary = find_binary(Context().settings["nats_server"] or None)
+        return ".".join(map(str, binary_version(binary)))
+    except PrerequisiteMissing as error:
+        return f"missing ({error})"
 
 
 def _meant(arguments: list[str]) -> tuple[str, ...]:

@@ -28,12 +28,8 @@ LOOK_EVERY = 0.05
 def mcp(
     ctx: PlainSpaceContext,
     agent: Annotated[str | None, Option(help="Agent to be.", metavar="NAME", autocompletion=completion.agents)] = None,
-    bundle: Annotated[
-        Path | None, Option(help="Be the agent of this file from `agent export`.", metavar="FILE")
-    ] = None,
-    session_file: Annotated[
-        Path | None, Option(help="Use the session in this file; leave it open.", metavar="FILE")
-    ] = None,
+    bundle: Annotated[Path | None, Option(help="Be the agent of this `agent export` file.", metavar="FILE")] = None,
+    session_file: Annotated[Path | None, Option(help="Use this session, and leave it open.", metavar="FILE")] = None,
 ) -> None:
     """Serve the Model Context Protocol on standard input and output: for coding agents, not for people.
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from tidings.cli import completion, output
+from tidings.cli import output
+from tidings.cli.completion import among
 from tidings.cli.connection import act_at_host, ask_host, outbox_in_file
 from tidings.cli.context import AgentContext, Context, CountOption, Group, SpaceContext, countable
 from tidings.cli.talk import printable
@@ -20,9 +21,7 @@ MessageArgument = Annotated[str, Argument(help="Id of the message.", metavar="ID
 @app.command("list")
 def list_outbox(
     ctx: AgentContext,
-    state: Annotated[
-        str | None, Option(help=f"Only these: {', '.join(STATES)}.", autocompletion=completion.among(*STATES))
-    ] = None,
+    state: Annotated[str | None, Option(help=f"Only: {', '.join(STATES)}.", autocompletion=among(*STATES))] = None,
     count: CountOption = 20,
     before: Annotated[int | None, Option(help="Only below this row.", metavar="ROW", callback=countable)] = None,
 ) -> None:
@@ -35,10 +34,8 @@ def list_outbox(
     if state is not None and state not in STATES:
         raise UsageError(f"--state is one of {', '.join(STATES)}, not {state!r}")
     file = outbox_in_file(ctx)
-    if file is not None:
-        rows = file.outbox(state, count, before)
-    else:
-        rows = act_at_host(ctx, lambda agent: agent.outbox(state, count, before))
+    page = (state, count, before)
+    rows = file.outbox(*page) if file else act_at_host(ctx, lambda agent: agent.outbox(*page))
     ctx.end_if_json(rows)
     output.table(
         ("row", "id", "to", "state", "attempts", "accepted", "why"),

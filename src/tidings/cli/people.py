@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from tidings.cli import completion, output
+from tidings.cli import output
 from tidings.cli.completion import among
 from tidings.cli.connection import IdOption, act, act_at_host, chosen_id, show_receipt
 from tidings.cli.context import AgentArgument, AgentContext, DirectContext, PriorityOption, TextArgument, duration
@@ -65,9 +65,7 @@ def _agent_row(agent: Agent) -> tuple[object, ...]:
 
 def set_status(
     ctx: AgentContext,
-    status: Annotated[
-        str, Argument(help="idle, working or waiting.", metavar="STATUS", autocompletion=among(*STATUSES))
-    ],
+    status: Annotated[str, Argument(help="idle, working, waiting.", metavar="STATUS", autocompletion=among(*STATUSES))],
     activity: Annotated[str | None, Argument(help="What you do, in a line.", metavar="TEXT")] = None,
 ) -> None:
     """Say what you do, for whoever looks (`tidings who`). Needs the host, which stays connected for you.
@@ -117,23 +115,15 @@ def dm(
         return replace(sent, stage=reached.stage, seq=reached.seq)
 
     receipt = act(ctx, write)
-    if ctx.as_json or is_reached(receipt.stage, wait):
+    is_reached = wait is None or receipt.stage in (wait, ReceiptStage.READ)
+    if ctx.as_json or is_reached:
         show_receipt(ctx, receipt)
-    _check_stage(receipt.id, receipt.stage, wait, seconds)
-
-
-def is_reached(stage: str, wait: str | None) -> bool:
-    return wait is None or stage in (wait, ReceiptStage.READ)
-
-
-def _check_stage(message_id: str, stage: str, wait: str | None, seconds: float) -> None:
-    """Whoever waited in vain is told so by the exit code, too. What was sent stays sent."""
-    if not is_reached(stage, wait):
+    if not is_reached:  # whoever waited in vain is told so by the exit code, too
         raise TidingsError(
-            f"message {message_id} is {stage}, not {wait}, after {seconds:g} s; it stays sent, and "
-            f"`tidings trace {message_id}` tells what becomes of it"
+            f"message {receipt.id} is {receipt.stage}, not {wait}, after {seconds:g} s; it stays sent, and "
+            f"`tidings trace {receipt.id}` tells what becomes of it"
         )
-    output.hint(f"tidings trace {message_id}")
+    output.hint(f"tidings trace {receipt.id}")
 
 
 def trace(
@@ -206,7 +196,7 @@ LEVELS = ("normal", "quiet", "muted")
 def attention(
     ctx: DirectContext,
     mode: Annotated[
-        str | None, Argument(help="open, dnd or focus.", metavar="MODE", autocompletion=completion.among(*MODES))
+        str | None, Argument(help="open, dnd, focus.", metavar="MODE", autocompletion=among(*MODES))
     ] = None,
     channel: Annotated[
         tuple[str, str] | None,
@@ -236,16 +226,12 @@ def attention(
     answer = act(ctx, ask)
     kept = answer["standing"] or {"mode": "open", "channels": {}}
     ctx.end_if_json({**kept, "kept": answer["standing"] is not None, "running": answer["running"]})
-    _show(kept)
+    rows = [("everything", kept["mode"], MODES[kept["mode"]])]
+    rows += [(pattern, level, "") for pattern, level in sorted(kept["channels"].items())]
+    output.table(("what", "level", "meaning"), rows)
     running = answer["running"]
     if running is None:
         output.say(f"{ctx.agent} does not run now; it begins with this when it does")
     elif running != kept and not (mode or levels):
         output.say(f"a program of {ctx.agent} runs and chose otherwise for itself: {running['mode']}")
     output.hint("tidings who" if mode or levels else "tidings attention dnd")
-
-
-def _show(kept: dict[str, Any]) -> None:
-    rows = [("everything", kept["mode"], MODES[kept["mode"]])]
-    rows += [(pattern, level, "") for pattern, level in sorted(kept["channels"].items())]
-    output.table(("what", "level", "meaning"), rows)

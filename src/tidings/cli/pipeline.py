@@ -9,8 +9,6 @@ import asyncio
 import getpass
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +23,7 @@ from tidings.cli.context import (
     Context,
     CountOption,
     Group,
+    Names,
     OutputContext,
     PlainSpaceContext,
     SpaceContext,
@@ -46,7 +45,7 @@ LakeOption = Annotated[
     str | None, Option(help="Folder or URI of the tables (s3, s3a, abfss, hdfs, gs).", metavar="PLACE")
 ]
 StorageOption = Annotated[
-    list[str] | None,
+    Names,
     Option(help="Option of deltalake; may be repeated. Put secrets into AWS_*, AZURE_*.", metavar="KEY=VALUE"),
 ]
 
@@ -55,16 +54,14 @@ StorageOption = Annotated[
 def run(
     ctx: PlainSpaceContext,
     master: Annotated[str, Option(help="Spark master: local[N], spark://HOST:PORT, yarn.")] = "local[*]",
-    also: Annotated[
-        list[str] | None, Option(help="Another space to deliver for; may be repeated.", metavar="SPACE")
-    ] = None,
+    also: Annotated[Names, Option(help="Another space to deliver for; may be repeated.", metavar="SPACE")] = None,
     url: Annotated[str | None, Option(help="Broker, as every worker reaches it.", metavar="URL")] = None,
     creds: Annotated[Path | None, Option(help="The pipeline's credential on this machine.", metavar="PATH")] = None,
     checkpoint: CheckpointOption = None,
     lake: LakeOption = None,
     storage: StorageOption = None,
     memory: Annotated[str, Option(help="Heap of the driver.")] = "700m",
-    conf: Annotated[list[str] | None, Option(help="A setting of Spark; may be repeated.", metavar="KEY=VALUE")] = None,
+    conf: Annotated[Names, Option(help="A setting of Spark; may be repeated.", metavar="KEY=VALUE")] = None,
 ) -> None:
     """Deliver in the foreground until Ctrl-C: the same job `tidings up` starts, on any Spark.
 
@@ -103,7 +100,7 @@ def _place(option: str, text: str | None) -> str | None:
 
 
 async def _run(ctx: Context, options: list[str]) -> None:
-    from tidings.supervisor.pipeline_process import PipelineProcess
+    from tidings.supervisor.keepers import PipelineProcess
 
     ctx.home.make()
     process = await PipelineProcess.start(ctx.home, options)
@@ -111,7 +108,13 @@ async def _run(ctx: Context, options: list[str]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stopping.set)
-    ending = asyncio.create_task(_end_when(stopping, process))
+
+    async def end() -> None:
+        await stopping.wait()
+        output.say("stopping")
+        await process.end()
+
+    ending = asyncio.create_task(end())
     failed: dict[str, Any] = {}
     try:
         async for said in process.lines():
@@ -131,12 +134,6 @@ async def _run(ctx: Context, options: list[str]) -> None:
         raise ERRORS_BY_CODE.get(failed["code"], TidingsError)(failed["message"])
     if code:
         raise TidingsError(f"the pipeline ended with code {code}; `tidings logs pipeline` says why")
-
-
-async def _end_when(stopping: asyncio.Event, process: Any) -> None:
-    await stopping.wait()
-    output.say("stopping")
-    await process.end()
 
 
 @app.command("package")
@@ -208,8 +205,7 @@ def _show(facts: dict[str, Any]) -> None:
         output.say(f"note: {facts['mode']}")
 
 
-@contextmanager
-def _tables(ctx: Context, checkpoint: str | None, lake: str | None, storage: list[str] | None) -> Iterator[LedgerPaths]:
+def _tables(ctx: Context, checkpoint: str | None, lake: str | None, storage: Names) -> LedgerPaths:
     """Where the tables are; without what reads them, one sentence."""
     ctx.home.read_info()
     try:
@@ -219,17 +215,11 @@ def _tables(ctx: Context, checkpoint: str | None, lake: str | None, storage: lis
         raise PrerequisiteMissing(
             "reading the tables of the pipeline needs deltalake: `pip install 'tidings[spark]'`"
         ) from None
-    yield LedgerPaths.below(
+    return LedgerPaths.below(
         _place("--checkpoint", checkpoint) or ctx.home.checkpoint,
         _place("--lake", lake) or ctx.home.lake,
         checked_storage(storage or []),
     )
-
-
-def _open_debts(paths: LedgerPaths) -> Debts:
-    from tidings.delivery.ledger import open_debts
-
-    return open_debts(paths.debts, paths.storage)
 
 
 @app.command("debts")
@@ -242,8 +232,10 @@ def debts(
       tidings pipeline debts
       tidings pipeline debts --lake s3://team/tidings --json
     """
-    with _tables(ctx, checkpoint, lake, storage) as paths:
-        found = sorted(_open_debts(paths).open.values(), key=lambda debt: debt.since_ns)
+    paths = _tables(ctx, checkpoint, lake, storage)
+    from tidings.delivery.ledger import open_debts
+
+    found = sorted(open_debts(paths.debts, paths.storage).open.values(), key=lambda debt: debt.since_ns)
     names = _names(ctx)
     floor = _floor(ctx) if found else None
     rows = [_debt_row(debt, names, floor) for debt in found]
@@ -306,10 +298,12 @@ def cancel_debt(
       tidings pipeline cancel-debt bob general --why "bob was rebuilt" --yes
     """
     from tidings.delivery.status import look
+    from tidings.model.deferred import DebtEvent
 
-    with _tables(ctx, checkpoint, lake, storage) as paths:
-        known = _open_debts(paths)
-    names = _names(ctx)
+    paths = _tables(ctx, checkpoint, lake, storage)
+    from tidings.delivery.ledger import append_events, open_debts
+
+    known, names = open_debts(paths.debts, paths.storage), _names(ctx)
     debt = _the_debt(known, names, owner, channel)
     through = look(ctx.home).floor
     if through <= debt.after:
@@ -318,7 +312,9 @@ def cancel_debt(
     cause = why or f"cancelled by {_operator()}"
     output.say(f"{names.get(debt.owner, debt.owner)} will be told with its next frame: {told} ({cause})")
     output.confirm(yes, "Cancel it?")
-    _append_cancel(paths, known, debt, through, cause)
+    order = max(time.time_ns(), known.newest + 1)
+    event = DebtEvent(order, "cancel", debt.owner, debt.channel, through, cause)
+    append_events(paths.debts, [event], writer="operator", storage=paths.storage)
     if ctx.as_json:
         output.data({"owner": debt.owner, "channel": channel, "first": debt.after + 1, "last": through, "cause": cause})
     output.hint("tidings pipeline debts")
@@ -338,15 +334,6 @@ def _the_debt(known: Debts, names: dict[str, str], owner: str, channel: str) -> 
     raise UsageError(f"{owner} has no debt on {channel}: `tidings pipeline debts` lists them")
 
 
-def _append_cancel(paths: LedgerPaths, known: Debts, debt: Debt, through: int, cause: str) -> None:
-    from tidings.delivery.ledger import append_events
-    from tidings.model.deferred import DebtEvent
-
-    order = max(time.time_ns(), known.newest + 1)
-    event = DebtEvent(order, "cancel", debt.owner, debt.channel, through, cause)
-    append_events(paths.debts, [event], writer="operator", storage=paths.storage)
-
-
 @app.command("quarantine")
 def quarantine(
     ctx: SpaceContext, count: CountOption = 50, lake: LakeOption = None, storage: StorageOption = None
@@ -357,10 +344,10 @@ def quarantine(
       tidings pipeline quarantine
       tidings pipeline quarantine -n 10 --json
     """
-    with _tables(ctx, None, lake, storage) as paths:
-        from tidings.delivery.ledger import quarantined
+    paths = _tables(ctx, None, lake, storage)
+    from tidings.delivery.ledger import quarantined
 
-        rows = quarantined(paths.quarantine, count, paths.storage)
+    rows = quarantined(paths.quarantine, count, paths.storage)
     ctx.end_if_json(rows)
     output.table(
         ("seq", "reason", "detail", "subject", "age"),

@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from tidings.cli import output
+from tidings.cli.completion import among
 from tidings.cli.context import AgentContext, Context, PlainSpaceContext, byte_count
 from tidings.errors import ConfigError, TidingsError, UsageError
 
@@ -45,9 +47,7 @@ def up(
         str | None, Option(help="A NATS (2.15, operator mode) that others run; kept.", metavar="URL[,URL]")
     ] = None,
     replicas: Annotated[int | None, Option(help="Stream replicas there: 1, 3 or 5 (3 on a cluster).")] = None,
-    sync_interval: Annotated[
-        int | None, Option(help="`sync_interval` of those servers, in seconds (120).", metavar="S")
-    ] = None,
+    sync_interval: Annotated[int | None, Option(help="Their `sync_interval`, in seconds (120).", metavar="S")] = None,
     operator_key: Annotated[
         str | None, Option(help="Operator signing key, to cut revoked agents at once.", metavar="FILE")
     ] = None,
@@ -55,9 +55,7 @@ def up(
         str | None, Option(help="User that may push the token of the agents' account.", metavar="FILE")
     ] = None,
     no_pipeline: Annotated[bool, Option("--no-pipeline", help="Do not start durable delivery (Spark).")] = False,
-    no_links: Annotated[
-        bool, Option("--no-links", help="Do not start the link worker: `tidings link run` does.")
-    ] = False,
+    no_links: Annotated[bool, Option("--no-links", help="Do not start the link worker (`tidings link run`).")] = False,
 ) -> None:
     """Start a space: its broker, its steward, durable delivery and its links. Creates it the first time.
 
@@ -77,7 +75,11 @@ def up(
     left_out = {"pipeline": "off" if no_pipeline else None, "links": "off" if no_links else None}
     ctx = ctx.at(flags={"nats_server": nats_server, "budget": budget, "listen": listen, "ws": ws, **left_out})
     for name, address in (("listen", listen), ("ws", ws)):
-        _check_listen(address if address is not None else ctx.settings[name] or "off")
+        wanted = address if address is not None else ctx.settings[name] or "off"
+        if wanted != "off":
+            from tidings.admin.listening import parse_listen
+
+            parse_listen(wanted)
     given: dict[str, Any] = {"open_space": open_space, "port": port, "certificate": _certificate(cert, key)}
     given |= _elsewhere(server, replicas, sync_interval, operator_key, system_creds)
     checked_budget(ctx)
@@ -85,7 +87,7 @@ def up(
         ctx.settings.switch(name)
     ctx.home.check_free()
     if detach:
-        _detach(ctx, **given)
+        _detach(ctx, given)
     else:
         asyncio.run(_foreground(ctx, given))
 
@@ -122,13 +124,6 @@ def _certificate(cert: str | None, key: str | None) -> tuple[str, str] | None:
     if (cert is None) != (key is None):
         raise UsageError("a certificate needs its key, and a key its certificate: --cert FILE --key FILE")
     return None if cert is None or key is None else (str(Path(cert).absolute()), str(Path(key).absolute()))
-
-
-def _check_listen(wanted: str) -> None:
-    if wanted != "off":
-        from tidings.admin.listening import parse_listen
-
-        parse_listen(wanted)
 
 
 def checked_budget(ctx: Context) -> int | None:
@@ -191,19 +186,15 @@ async def _announce(ctx: Context) -> None:
     output.hint("tidings status")
 
 
-def _detach(
-    ctx: Context, *, open_space: bool, port: int | None, certificate: tuple[str, str] | None, **elsewhere: Any
-) -> None:
+def _detach(ctx: Context, given: dict[str, Any]) -> None:
     ctx.home.make()
     command = ["up", "--space", ctx.home.name, "--home", str(ctx.home.home)]
-    command += ["--open"] if open_space else []
-    command += ["--port", str(port)] if port else []
-    if certificate is not None:
-        command += ["--cert", certificate[0], *(["--key", certificate[1]] if certificate[1] else [])]
-    for flag, value in (("server", "server"), ("replicas", "replicas"), ("sync-interval", "sync_seconds")):
-        command += [f"--{flag}", str(elsewhere[value])] if elsewhere[value] is not None else []
-    if elsewhere["operator_key"]:
-        command += ["--operator-key", elsewhere["operator_key"][0], "--system-creds", elsewhere["operator_key"][1]]
+    command += ["--open"] if given["open_space"] else []
+    flags = {"port": given["port"], "server": given["server"], "replicas": given["replicas"]}
+    flags["sync-interval"] = given["sync_seconds"]
+    flags["cert"], flags["key"] = given["certificate"] or (None, None)
+    flags["operator-key"], flags["system-creds"] = given["operator_key"] or (None, None)
+    command += [word for flag, value in flags.items() if value not in (None, "") for word in (f"--{flag}", str(value))]
     # the child stands elsewhere, so a tidings.toml here would not be read again: it gets every setting as it is now
     resolved = {f"TIDINGS_{each.name.upper()}": each.value for each in ctx.settings.all() if each.value}
 
@@ -333,6 +324,7 @@ def status(ctx: AgentContext) -> None:
       tidings status
       tidings status --space lab --json
     """
+    from tidings.cli.link_words import summarise_links
     from tidings.supervisor.status import collect
 
     ctx.home.read_info()
@@ -341,35 +333,22 @@ def status(ctx: AgentContext) -> None:
             f"there is no agent {ctx.agent} of space {ctx.home.name} here to ask as: `--as` names another, "
             "`tidings agent list` shows them"
         )
-    facts = _with_host(asyncio.run(collect(ctx.home, ctx.agent)), _host(ctx))
-    facts = _with_links(facts, ctx)
+    facts = asyncio.run(collect(ctx.home, ctx.agent))
+    facts = _with_parts(facts, _host(ctx), summarise_links(ctx, facts["supervisor"]["running"]))
     output.data(facts) if ctx.as_json else _show_status(facts)
     if facts["exit_code"]:
         raise typer.Exit(facts["exit_code"])
     output.hint("tidings who")
 
 
-def _with_host(facts: dict[str, Any], host: dict[str, Any]) -> dict[str, Any]:
-    """How a space is does not depend on a host, but one that is there and does not answer, or keeps no mail, is called
-    so."""
-    failing = host.pop("failures")
-    if not failing:
-        return facts | {"host": host}
+def _with_parts(facts: dict[str, Any], host: dict[str, Any], links: dict[str, Any]) -> dict[str, Any]:
+    """A space needs no host, but one that does not answer or keeps no mail is a problem. So are links that should be
+    carried and are not; one that waits for another space is none."""
     from tidings.supervisor.status import UNHEALTHY
 
-    problems, code = [*facts["problems"], *failing], facts["exit_code"] or UNHEALTHY
-    return facts | {"host": host, "healthy": False, "problems": problems, "exit_code": code}
-
-
-def _with_links(facts: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Links that should be carried and are not make a space unhealthy; one that waits for another space does not."""
-    from tidings.cli.link_asking import summarise_links
-    from tidings.supervisor.status import UNHEALTHY
-
-    links = summarise_links(ctx, facts["supervisor"]["running"])
-    failing = links.pop("problems")
+    failing = [*host.pop("failures"), *links.pop("problems")]
     problems, code = [*facts["problems"], *failing], facts["exit_code"] or (UNHEALTHY if failing else 0)
-    return facts | {"links": links, "healthy": not problems, "problems": problems, "exit_code": code}
+    return facts | {"host": host, "links": links, "healthy": not problems, "problems": problems, "exit_code": code}
 
 
 def _host(ctx: Context) -> dict[str, Any]:
@@ -440,7 +419,7 @@ def _steward_rows(steward: dict[str, Any], now: float) -> list[tuple[str, str, s
         ("agents", str(steward["agents"]), when),
         ("tasks", task_words(steward["tasks"]), output.age(steward["tasks"]["at"], now)),
         ("void records", str(steward["void_records"]), when),
-        ("void messages", _voids(steward), when),
+        ("void messages", _voids(steward.get("void_messages") or {}), when),
         ("free disk", output.size(steward["free_disk"]), when),
         *(("withheld", each, when) for each in steward.get("withheld", [])),
     ]
@@ -469,9 +448,8 @@ def task_words(tasks: dict[str, Any]) -> str:
     return f"{queued}, {tasks['held']} held{oldest}, {tasks['dead']} dead"
 
 
-def _voids(steward: dict[str, Any]) -> str:
+def _voids(found: dict[str, int]) -> str:
     """How many messages no reader shows, by reason, since this steward began."""
-    found = steward.get("void_messages") or {}
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.items()))
     return f"{sum(found.values())}" + (f" ({reasons}); their senders are told" if found else "")
 
@@ -481,3 +459,93 @@ def _stream_rows(steward: dict[str, Any]) -> list[tuple[object, ...]]:
         (name, each["messages"], output.size(each["bytes"]), output.size(each["limit"]), each["consumers"])
         for name, each in steward["streams"].items()
     ]
+
+
+LOG_NAMES = ("broker", "steward", "pipeline", "spark", "links", "admin", "up")
+
+
+def logs(
+    ctx: PlainSpaceContext,
+    which: Annotated[str, Argument(help=f"{', '.join(LOG_NAMES)}.", autocompletion=among(*LOG_NAMES))] = "steward",
+    lines: Annotated[int, Option("-n", "--lines", help="How many lines from the end.", min=0, max=1_000_000)] = 50,
+    follow: Annotated[bool, Option("-f", "--follow", help="Go on as lines are written.")] = False,
+) -> None:
+    """Show a log file of a space: broker, steward, pipeline, spark, links, admin or up. `-f` goes on when it
+    rotates.
+
+    Examples:
+      tidings logs
+      tidings logs broker -n 200
+      tidings logs steward -f
+    """
+    if which not in LOG_NAMES:
+        raise UsageError(f"there is no log {which!r}; one of {', '.join(LOG_NAMES)}")
+    ctx.home.read_info()
+    path = ctx.home.logs / f"{which}.log"
+    if not path.exists():
+        output.say(f"{path} was not written yet")
+    try:
+        for text in follow_lines(path, lines) if follow else last_lines(path, lines):
+            output.line(text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        output.say("stopped")
+    output.hint("tidings status")
+
+
+PAUSE = 0.2
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last `count` lines of a file; none if there is no file."""
+    try:
+        with path.open(errors="replace") as file:
+            return [line.rstrip("\n") for line in deque(file, maxlen=max(0, count))]
+    except FileNotFoundError:
+        return []
+
+
+def follow_lines(path: Path, count: int, pause: Callable[[], None] = lambda: time.sleep(PAUSE)) -> Iterator[str]:
+    """The last `count` lines, then each line as it is written, for ever.
+
+    A file that was renamed is read to its end before the new one is opened; one that was cut short is read from its
+    start; one that is not there is waited for. `pause` is called whenever there is nothing to read.
+    """
+    fresh = False
+    while True:
+        try:
+            file = path.open(errors="replace")
+        except FileNotFoundError:
+            fresh = True
+            pause()
+            continue
+        with file:
+            if not fresh:
+                yield from (line.rstrip("\n") for line in deque(file, maxlen=max(0, count)))
+            yield from _until_replaced(path, file, pause)
+        fresh = True
+
+
+def _until_replaced(path: Path, file: IO[str], pause: Callable[[], None]) -> Iterator[str]:
+    partial = ""
+    while True:
+        replaced = _is_replaced(path, file)  # looked at before reading: what was written until then is still read
+        while text := file.readline():
+            partial += text
+            if partial.endswith("\n"):
+                yield partial.rstrip("\n")
+                partial = ""
+        if replaced:
+            if partial:
+                yield partial
+            return
+        pause()
+
+
+def _is_replaced(path: Path, file: IO[str]) -> bool:
+    held = os.fstat(file.fileno())
+    try:
+        named = path.stat()
+    except FileNotFoundError:
+        return True
+    return (named.st_dev, named.st_ino) != (held.st_dev, held.st_ino) or held.st_size < file.tell()

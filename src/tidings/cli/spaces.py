@@ -64,11 +64,7 @@ def list_all(ctx: HomeContext) -> None:
     found = [SpaceHome(ctx.home.home, name) for name in list_spaces(ctx.home.home)]
     rows = [(each.name, bool(lock_holder(each.up_lock)), each.read_info().address) for each in found]
     ctx.end_if_json([{"space": name, "running": running, "url": url} for name, running, url in rows])
-    output.table(
-        ("space", "running", "url"),
-        [(name, "yes" if running else "no", url) for name, running, url in rows],
-        empty="there is no space yet: `tidings up` creates one",
-    )
+    output.table(("space", "running", "url"), rows, empty="there is no space yet: `tidings up` creates one")
     output.hint("tidings status" if rows else "tidings up")
 
 
@@ -203,9 +199,7 @@ def move(
     ctx: SpaceContext,
     server: Annotated[str | None, Option(help="Servers of a NATS that others run.", metavar="URL[,URL]")] = None,
     operator_key: Annotated[Path | None, Option(help="Seed of its operator signing key.", metavar="FILE")] = None,
-    system_creds: Annotated[
-        Path | None, Option(help="User of its system account that may push tokens.", metavar="FILE")
-    ] = None,
+    system_creds: Annotated[Path | None, Option(help="Its system user that may push tokens.", metavar="FILE")] = None,
     replicas: Annotated[int | None, Option(help="Of every stream: 1, 3 or 5.")] = None,
     back: Annotated[bool, Option("--back", help="From there to a broker of its own.")] = False,
 ) -> None:
@@ -270,9 +264,7 @@ ROLES = ("steward", "pipeline", "authority")
 @keys.command("rotate")
 def rotate_role(
     ctx: SpaceContext,
-    role: Annotated[
-        str, Argument(help="steward, pipeline or authority.", metavar="ROLE", autocompletion=among(*ROLES))
-    ],
+    role: Annotated[str, Argument(help="steward, pipeline, authority.", metavar="ROLE", autocompletion=among(*ROLES))],
     finish: Annotated[bool, Option("--finish", help="authority: the one that was announced takes its place.")] = False,
     now: Annotated[bool, Option("--now", help="authority: both steps at once, as if its key had leaked.")] = False,
 ) -> None:

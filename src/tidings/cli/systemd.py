@@ -91,21 +91,27 @@ def _word(text: str) -> str:
 
 
 def install(unit: Unit, running: int | None) -> Iterator[str]:
-    """Write it and start it; every step is said."""
-    changed = write(unit)
+    """Write and enable it, and start it unless a host runs already; every step is said, and what is left to type."""
+    changed = _write(unit)
     yield f"{unit.path} {'was written' if changed else 'is as it should be'}"
-    yield from start(unit, changed=changed, running=running)
-
-
-def uninstall(unit: Unit) -> Iterator[str]:
-    if not unit.path.exists():
-        yield f"there is no {unit.path}"
+    linger = "to keep it running after logout: `loginctl enable-linger`"
+    if not _answers():
+        yield f"systemd does not answer here. Where it does: `systemctl --user enable --now {unit.name}`; {linger}"
         return
-    yield from remove(unit)
-    yield f"{unit.path} was removed"
+    if changed:
+        yield from _tell("daemon-reload")
+    yield from _tell("enable", unit.name)
+    if running is None or _systemctl("is-active", unit.name).stdout.strip() == "active":
+        yield from _tell("restart" if changed else "start", unit.name)
+        yield f"{unit.name} runs; {linger}"
+    else:
+        yield (
+            f"a {unit.what} runs already (pid {running}), not by systemd: `{unit.stopped_by}`, then "
+            f"`systemctl --user start {unit.name}`; {linger}"
+        )
 
 
-def write(unit: Unit) -> bool:
+def _write(unit: Unit) -> bool:
     """Whether it had to be written."""
     try:
         unit.path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,23 +123,18 @@ def write(unit: Unit) -> bool:
     return True
 
 
-def start(unit: Unit, *, changed: bool, running: int | None) -> Iterator[str]:
-    """Enable it, and start it unless a host runs already; every step is said, and what is left to type."""
-    linger = "to keep it running after logout: `loginctl enable-linger`"
-    if not _answers():
-        yield f"systemd does not answer here. Where it does: `systemctl --user enable --now {unit.name}`; {linger}"
+def uninstall(unit: Unit) -> Iterator[str]:
+    if not unit.path.exists():
+        yield f"there is no {unit.path}"
         return
-    if changed:
-        yield from _tell("daemon-reload")
-    yield from _tell("enable", unit.name)
-    if running is None or _is_active(unit):
-        yield from _tell("restart" if changed else "start", unit.name)
-        yield f"{unit.name} runs; {linger}"
+    if _answers():
+        yield from _tell("disable", "--now", unit.name)
     else:
-        yield (
-            f"a {unit.what} runs already (pid {running}), not by systemd: `{unit.stopped_by}`, then "
-            f"`systemctl --user start {unit.name}`; {linger}"
-        )
+        yield f"systemd does not answer here, so nothing was stopped: `{unit.stopped_by}` stops a {unit.what} that runs"
+    unit.path.unlink()
+    if _answers():
+        yield from _tell("daemon-reload")
+    yield f"{unit.path} was removed"
 
 
 def takes(unit: Unit) -> bool:
@@ -160,23 +161,9 @@ def stop(unit: Unit) -> Iterator[str]:
     yield from _tell("stop", unit.name)
 
 
-def remove(unit: Unit) -> Iterator[str]:
-    if _answers():
-        yield from _tell("disable", "--now", unit.name)
-    else:
-        yield f"systemd does not answer here, so nothing was stopped: `{unit.stopped_by}` stops a {unit.what} that runs"
-    unit.path.unlink()
-    if _answers():
-        yield from _tell("daemon-reload")
-
-
 def _answers() -> bool:
     silent = ("", "offline", "unknown")
     return shutil.which("systemctl") is not None and _systemctl("is-system-running").stdout.strip() not in silent
-
-
-def _is_active(unit: Unit) -> bool:
-    return _systemctl("is-active", unit.name).stdout.strip() == "active"
 
 
 def _tell(*words: str) -> Iterator[str]:

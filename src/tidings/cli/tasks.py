@@ -57,9 +57,7 @@ def ask(
     role: RoleArgument,
     text: TextArgument,
     wait: WaitOption = 0.0,
-    deadline: Annotated[
-        float | None, Option(help="Seconds after which nobody may finish it.", callback=duration)
-    ] = None,
+    deadline: Annotated[float | None, Option(help="Seconds in which it must be finished.", callback=duration)] = None,
     message_id: IdOption = None,
 ) -> None:
     """Ask any one holder of a role to do something; of a role of a linked space, too, as `reviewer@acme`.
@@ -173,11 +171,14 @@ def list_dead(ctx: AgentContext) -> None:
     found, mail = answer["dead"], answer["mail"]
     ctx.end_if_json([*found, *mail])
     if mail:
-        _list_mail(mail, is_all=not found)
+        _show_mail(mail)
     if not found and mail:
+        output.hint(f"tidings dead show {mail[0]['letter']}")
         return
     rows = [
-        each | {"asker": each["asker_name"] or each["asker"], "age": output.age(each["at"]), "reason": _reason(each)}
+        each
+        | {"asker": each["asker_name"] or each["asker"], "age": output.age(each["at"])}
+        | {"reason": on_a_line("".join(each["reasons"][-1:]))}
         for each in found
     ]
     columns = ("seq", "role", "asker", "cause", "attempts", "age", "reason")
@@ -185,16 +186,10 @@ def list_dead(ctx: AgentContext) -> None:
     output.hint(f"tidings dead show {found[0]['seq']}" if found else "tidings who")
 
 
-def _reason(dead: dict[str, Any]) -> str:
-    return on_a_line(dead["reasons"][-1]) if dead["reasons"] else ""
-
-
-def _list_mail(mail: list[dict[str, Any]], *, is_all: bool) -> None:
+def _show_mail(mail: list[dict[str, Any]]) -> None:
     shown = [each | {"from": each["sender_name"] or each["sender"], "age": output.age(each["at"])} for each in mail]
     rows = [each | {"error": on_a_line(each["error"])} for each in shown]
     output.table(("letter", "from", "channel", "attempts", "age", "state", "error"), rows)
-    if is_all:
-        output.hint(f"tidings dead show {mail[0]['letter']}")
 
 
 @app.command("show")
@@ -207,12 +202,10 @@ def show_dead(ctx: AgentContext, letter: LetterArgument) -> None:
     """
     found = _call(ctx, "show", **_which(letter))
     record, text = found.pop("record"), found.pop("text", None)
-    payload = (
-        text if text is not None else base64.b64decode(record["payload"]).decode(errors="replace") if record else None
-    )
-    ctx.end_if_json({**{key: value for key, value in found.items() if key != "ok"}, "payload": payload})
-    rows = [(key, value) for key, value in found.items() if key != "ok"]
-    output.table(("what", "value"), [*rows, ("payload", on_a_line(payload or ""))])
+    found.pop("ok", None)
+    payload = base64.b64decode(record["payload"]).decode(errors="replace") if record and text is None else text
+    ctx.end_if_json({**found, "payload": payload})
+    output.table(("what", "value"), [*found.items(), ("payload", on_a_line(payload or ""))])
     output.hint(f"tidings dead {'drop' if '@' in found.get('role', '') else 'retry'} {letter}")
 
 
@@ -274,7 +267,7 @@ def work(
     ctx: DirectContext,
     role: Annotated[str, Option("--role", help="Role whose tasks to take.", autocompletion=completion.roles)],
     execute: Annotated[
-        str | None, Option("--exec", help="Command to run for each task; else the first is shown only.")
+        str | None, Option("--exec", help="Command for each task; else the first is only shown.")
     ] = None,
     once: Annotated[bool, Option("--once", help="End after one task.")] = False,
 ) -> None:
@@ -289,12 +282,15 @@ def work(
       tidings work --role reviewer --exec './review.sh'
       tidings work --role reviewer --exec 'wc -w' --once
     """
+    from tidings.client.message_json import job_json
+
     ctx.check()
 
     async def all_tasks() -> None:
         async with aclosing(_each_task(ctx, role)) as tasks:
             async for job in tasks:
-                facts = _job_facts(job)
+                told = job_json(job)
+                facts = {name: told[name] for name in TASK_FIELDS}
                 if ctx.as_json:
                     output.line(json.dumps(facts))
                 else:
@@ -329,13 +325,6 @@ async def _each_task(ctx: Context, role: str) -> AsyncGenerator[Job, None]:
     async with direct_session(ctx, presence=True) as endpoint, aclosing(endpoint.work(role)) as jobs:  # type: ignore[type-var]
         async for job in jobs:
             yield job
-
-
-def _job_facts(job: Job) -> dict[str, Any]:
-    from tidings.client.message_json import job_json
-
-    facts = job_json(job)
-    return {name: facts[name] for name in TASK_FIELDS}
 
 
 async def _execute(job: Job, facts: dict[str, Any], command: str) -> None:

@@ -74,8 +74,5 @@ def meant(said: str, known: Iterable[str]) -> str:
 
 def wrong_arguments(error: ValidationError) -> str:
     """Which arguments do not fit, and why, without what the library says to programmers."""
-    return "; ".join(f"`{'.'.join(map(str, each['loc']))}`: {_said(each['msg'])}" for each in error.errors()[:8])
-
-
-def _said(words: str) -> str:
-    return words[:1].lower() + words[1:]
+    shown = error.errors()[:8]
+    return "; ".join(f"`{'.'.join(map(str, e['loc']))}`: {e['msg'][:1].lower()}{e['msg'][1:]}" for e in shown)

@@ -7,7 +7,7 @@ sender here is one whose signature the host verified; nothing a message says abo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from mcp_types import CallToolResult, TextContent
@@ -227,7 +227,7 @@ def message_of(facts: Json, most: int | None = None) -> ShownMessage:
     size = len(with_parts(whole, parts).encode())
     cut = most is not None and size > most
     text = shortened(whole, most)[0] if cut and most is not None else whole
-    named = {name: facts.get(name) for name in ("channel", "context")}
+    named = {name: on_a_line(str(facts[name])) for name in ("channel", "context", "origin") if facts.get(name)}
     return ShownMessage(
         id=short(on_a_line(str(facts["id"]))),
         kind=facts.get("kind") or "channel",
@@ -236,7 +236,6 @@ def message_of(facts: Json, most: int | None = None) -> ShownMessage:
             id=short(on_a_line(str(writer["id"]))),
             claims=on_a_line(str(writer["claims"])) if writer.get("claims") else None,
         ),
-        origin=on_a_line(str(facts["origin"])) if facts.get("origin") else None,
         sent_at=facts.get("time"),
         priority=on_a_line(str(facts.get("priority") or "next")),
         mentions_me=bool(facts.get("mentions_me")),
@@ -246,7 +245,7 @@ def message_of(facts: Json, most: int | None = None) -> ShownMessage:
         parts=[] if cut else parts,
         notice=neutral_data(facts.get("notice")),
         reply_to=short(on_a_line(str(facts["reply_to"]))) if facts.get("reply_to") else None,
-        **{name: on_a_line(str(value)) for name, value in named.items() if value},
+        **named,
     )
 
 
@@ -344,8 +343,7 @@ def orientation(found: Orientation) -> str:
     lines = [
         f"You are {found.name} ({found.id}) in the space {found.space}.",
         f"Roles: {', '.join(found.roles) or 'none known'}.",
-        *_channels(found),
-        *_rights(found),
+        *_channels_and_rights(found),
         f"Unread: {found.unread_direct} direct, {found.unread_channel} in channels, {found.unread_notices} notices.",
         f"Here now: {', '.join(found.here) or 'nobody else'}.",
     ]
@@ -353,20 +351,13 @@ def orientation(found: Orientation) -> str:
     return "\n".join([*lines, *found.notes, "Next:", *(f"- {each}" for each in found.next)])
 
 
-def _channels(found: Orientation) -> list[str]:
-    if not found.reachable:
-        return []
-    return [
-        f"You are in: {', '.join(found.joined) or 'no channel yet'}."
-        + (f" Not joined: {', '.join(found.not_joined)}." if found.not_joined else "")
-    ]
-
-
-def _rights(found: Orientation) -> list[str]:
-    if found.may_read is None or found.may_post is None:
-        return []
-    read, post = (", ".join(map(on_a_line, each)) or "nothing" for each in (found.may_read, found.may_post))
-    return [f"You may read: {read}. You may post to: {post}. (`*` is any one part of a name, `>` all the rest.)"]
+def _channels_and_rights(found: Orientation) -> Iterator[str]:
+    if found.reachable:
+        others = f" Not joined: {', '.join(found.not_joined)}." if found.not_joined else ""
+        yield f"You are in: {', '.join(found.joined) or 'no channel yet'}.{others}"
+    if found.may_read is not None and found.may_post is not None:
+        read, post = (", ".join(map(on_a_line, each)) or "nothing" for each in (found.may_read, found.may_post))
+        yield f"You may read: {read}. You may post to: {post}. (`*` is any one part of a name, `>` all the rest.)"
 
 
 def held_elsewhere(facts: Json) -> str:
@@ -451,11 +442,8 @@ def window(window: InboxWindow) -> str:
     if not window.messages:
         return "\n".join([*opening, "Nothing is unread."])
     opening.append(f"{counted(len(window.messages), 'unread message')}{', and more wait' if window.more else ''}.")
-    closing = [
-        f'Call acknowledge_inbox with receipt="{window.receipt}" once you have them; until then they stay unread.'
-    ]
-    closing += rest_of(window.messages)
-    return in_words(window.messages, opening, closing)
+    closing = f'Call acknowledge_inbox with receipt="{window.receipt}" once you have them; until then they stay unread.'
+    return in_words(window.messages, opening, [closing, *rest_of(window.messages)])
 
 
 def rest_of(messages: Sequence[ShownMessage]) -> list[str]:

@@ -22,12 +22,14 @@ from tidings.client.host_endpoint import HostEndpoint
 from tidings.client.interface import Agents
 from tidings.client.message_json import Json
 from tidings.errors import UnknownMessage, UnknownPeer, UsageError
+from tidings.mcp.presenting import each_string
 from tidings.wire.message import is_message_id
 from tidings.wire.names import is_agent_id
 
 #: of a message, 12 hexadecimal digits: the last group of a UUID, random; of an agent, 55 bits of its public key
 ENDING, BEGINNING = 12, 12
-REMEMBERED = 4_096
+#: ids that were shown, and receipts
+IDS_REMEMBERED, REMEMBERED = 4_096, 64
 _ENDING = re.compile(r"[0-9a-f]{12}\Z")
 _BEGINNING = re.compile(r"U[A-Z2-7]{11}\Z")
 
@@ -41,11 +43,7 @@ def short(whole: str) -> str:
 
 def short_in(value: Any) -> Any:
     """The same for every string in a JSON value that is an id, names of fields included."""
-    if isinstance(value, str):
-        return short(value)
-    if isinstance(value, dict):
-        return {short(str(key)): short_in(each) for key, each in value.items()}
-    return [short_in(each) for each in value] if isinstance(value, list | tuple) else value
+    return each_string(value, short)
 
 
 class Ids:
@@ -62,7 +60,7 @@ class Ids:
                 continue
             self._shown.setdefault(short(each), set()).add(each)
             self._shown.move_to_end(short(each))
-        while len(self._shown) > REMEMBERED:
+        while len(self._shown) > IDS_REMEMBERED:
             self._shown.popitem(last=False)
 
     def shown_rows(self, rows: Iterable[Json]) -> None:
@@ -108,7 +106,6 @@ def _meant(said: str, known: Agents) -> str:
     raise UnknownPeer(f"nobody's id begins with {said}: `who` lists the agents of this space")
 
 
-REMEMBERED = 64
 #: what a message costs besides its text: sender, id, times
 OVERHEAD = 200
 

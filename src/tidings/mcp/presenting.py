@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,13 +49,15 @@ def on_a_line(text: str) -> str:
 
 def neutral_data(value: Any) -> Any:
     """The same for every string in a JSON value, names of fields included."""
+    return each_string(value, neutral)
+
+
+def each_string(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return neutral(value)
+        return change(value)
     if isinstance(value, dict):
-        return {neutral(str(key)): neutral_data(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [neutral_data(each) for each in value]
-    return value
+        return {change(str(key)): each_string(each, change) for key, each in value.items()}
+    return [each_string(each, change) for each in value] if isinstance(value, list | tuple) else value
 
 
 def quoted(text: str, limit: int = 300) -> str:

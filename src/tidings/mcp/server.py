@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Awaitable
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import Any
@@ -72,8 +73,7 @@ class AgentServer(MCPServer[Any]):
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        unknown = await self._unknown(name, arguments)
-        if unknown:
+        if unknown := await self._unknown(name, arguments):
             return refusal(unknown)
         try:
             return await super().call_tool(name, arguments, context)
@@ -86,8 +86,7 @@ class AgentServer(MCPServer[Any]):
             tools = [tool.name for tool in await self.list_tools()]
             return f"There is no tool {name[:64]!r}.{meant(name, tools)} The tools are: {', '.join(tools)}."
         known = schema.get("properties", {})
-        strange = sorted(set(arguments) - set(known))
-        if not strange:
+        if not (strange := sorted(set(arguments) - set(known))):
             return None
         said = ", ".join(f"`{each[:64]}`" for each in strange)
         has = ", ".join(f"`{each}`" for each in known) or "none"
@@ -129,34 +128,24 @@ def _add_resources(server: AgentServer, tools: Tools) -> None:
     @server.resource(INBOX, name="inbox", title="Unread messages", mime_type="application/json")
     async def inbox() -> str:
         """Unread messages, direct ones first, with a receipt for `acknowledge_inbox`. Reading marks nothing."""
-        try:
-            return _json(await tools.window(20, PIECE))
-        except TidingsError as error:
-            raise _unreadable(error) from error
+        return await _read(tools.window(20, PIECE))
 
     @server.resource("tidings://thread/{id}", name="thread", title="A conversation", mime_type="application/json")
     async def thread(id: str) -> str:
         """What you have of the conversation a message belongs to: the newest that fits, and the message itself."""
-        try:
-            return _json(await tools.thread(id))
-        except TidingsError as error:
-            raise _unreadable(error) from error
+        return await _read(tools.thread(id))
 
     @server.resource("tidings://channel/{name}", name="channel", title="A channel", mime_type="application/json")
     async def channel(name: str) -> str:
         """The latest messages of a channel."""
-        try:
-            return _json(await tools.page(name, 20, None, PIECE))
-        except TidingsError as error:
-            raise _unreadable(error) from error
+        return await _read(tools.page(name, 20, None, PIECE))
 
 
-def _json(model: BaseModel) -> str:
-    return json.dumps(plain(model), ensure_ascii=False)
-
-
-def _unreadable(error: TidingsError) -> ResourceError:
-    return ResourceError(f"{sentence(on_a_line(str(error)))} {advice(error)}")
+async def _read(reading: Awaitable[BaseModel]) -> str:
+    try:
+        return json.dumps(plain(await reading), ensure_ascii=False)
+    except TidingsError as error:
+        raise ResourceError(f"{sentence(on_a_line(str(error)))} {advice(error)}") from error
 
 
 def whole(line: str) -> str:

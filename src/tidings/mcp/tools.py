@@ -165,21 +165,10 @@ class Tools:
         wait: Confirm = 2,
     ) -> Annotated[CallToolResult, answers.Sent]:
         """Say something in a channel, to everybody in it. Needs `text` or `data`."""
-        called = await self.ids.agents(mentions)
-        chosen, answered = await self._id_of(id), await self.ids.message_if_any(reply_to)
+        called, answered = await self.ids.agents(mentions), await self.ids.message_if_any(reply_to)
+        said: dict[str, Any] = {"data": data, "priority": priority, "reply_to": answered, "context": context}
         return await self._sent(
-            chosen,
-            self.agent.send(
-                channel,
-                text or None,
-                data=data,
-                mentions=called,
-                priority=priority,
-                reply_to=answered,
-                context=context,
-                id=chosen,
-                timeout=wait,
-            ),
+            id, lambda chosen: self.agent.send(channel, text or None, mentions=called, id=chosen, timeout=wait, **said)
         )
 
     async def direct_message(
@@ -196,21 +185,9 @@ class Tools:
         wait: Confirm = 2,
     ) -> Annotated[CallToolResult, answers.Sent]:
         """Write to one agent, sealed: nobody else can read it. It is kept until that agent reads it."""
-        whom = await self.ids.agent(to)
-        chosen, answered = await self._id_of(id), await self.ids.message_if_any(reply_to)
-        return await self._sent(
-            chosen,
-            self.agent.dm(
-                whom,
-                text or None,
-                data=data,
-                priority=priority,
-                reply_to=answered,
-                context=context,
-                id=chosen,
-                timeout=wait,
-            ),
-        )
+        whom, answered = await self.ids.agent(to), await self.ids.message_if_any(reply_to)
+        said: dict[str, Any] = {"data": data, "priority": priority, "reply_to": answered, "context": context}
+        return await self._sent(id, lambda chosen: self.agent.dm(whom, text or None, id=chosen, timeout=wait, **said))
 
     async def ask_role(
         self,
@@ -225,22 +202,18 @@ class Tools:
         wait: Confirm = 2,
     ) -> Annotated[CallToolResult, answers.Sent]:
         """Ask whoever holds a role to do something: one of them does. `task_result` tells what came of it."""
-        chosen = await self._id_of(id)
 
-        async def ask() -> Receipt:
-            asked = self.agent.ask(
-                role, text or None, data=data, deadline=deadline, context=context, id=chosen, timeout=wait
-            )
-            return (await asked).receipt
+        async def ask(chosen: str) -> Receipt:
+            said: dict[str, Any] = {"data": data, "deadline": deadline, "context": context, "timeout": wait}
+            return (await self.agent.ask(role, text or None, id=chosen, **said)).receipt
 
-        return await self._sent(chosen, ask())
+        return await self._sent(id, ask)
 
-    async def _id_of(self, said: str | None) -> str:
-        return await self.ids.message_if_any(said) or new_id()
-
-    async def _sent(self, chosen: str, sending: Awaitable[Receipt]) -> CallToolResult:
+    async def _sent(self, said: str | None, send: Callable[[str], Awaitable[Receipt]]) -> CallToolResult:
+        """Sends under the id that was said, or under a new one."""
+        chosen = await self.ids.message_if_any(said) or new_id()
         try:
-            receipt = await sending
+            receipt = await send(chosen)
         except (UnreachableError, OutcomeUnknown) as error:
             raise OutcomeUnknown(
                 f"the host did not say whether it stored this ({error}): repeat the call with id={chosen}"
@@ -262,8 +235,7 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.OutboxView]:
         """What became of what you sent: what has reached the space, what waits, what was refused and why."""
         if id is not None:
-            whole = await self.ids.message(id)
-            found = [await self.agent.outbox_row(whole)]
+            found = [await self.agent.outbox_row(await self.ids.message(id))]
         else:
             found = await self.agent.outbox(limit=limit)
         self.ids.shown_rows(found)
@@ -299,7 +271,7 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.InboxWindow]:
         """A window of your unread messages, direct ones first. They stay unread until you give back its receipt, with
         `acknowledge_inbox` or the next `read_inbox`; an answer you lost is shown again."""
-        acknowledged = await self._acknowledge(acknowledge) if acknowledge else 0
+        acknowledged = await self.agent.mark_read(self.receipts.rows(acknowledge)) if acknowledge else 0
         window = await self.window(limit, max_bytes, wait)
         window.acknowledged = acknowledged
         return result(window, answers.window(window))
@@ -333,11 +305,8 @@ class Tools:
         self, receipt: Annotated[str, Field(description="Receipt of a window of `read_inbox`.")]
     ) -> Annotated[CallToolResult, answers.Acknowledged]:
         """Mark the messages of one window as read, and only those. Their senders are told. Again changes nothing."""
-        number = await self._acknowledge(receipt)
+        number = await self.agent.mark_read(self.receipts.rows(receipt))
         return result(answers.Acknowledged(acknowledged=number), f"{answers.counted(number, 'message')} became read.")
-
-    async def _acknowledge(self, receipt: str) -> int:
-        return await self.agent.mark_read(self.receipts.rows(receipt))
 
     async def read_message(
         self,
@@ -413,8 +382,7 @@ class Tools:
         role: Role,
         wait: Wait = 0,
         take_over: Annotated[
-            bool,
-            Field(description="Go on with the task of an earlier program of yours that is gone."),
+            bool, Field(description="Go on with the task of an earlier program of yours that is gone.")
         ] = False,
     ) -> Annotated[CallToolResult, answers.ClaimedTask]:
         """Take one task that waits for a role you hold. It is yours until `finish_task`, one at a time: claimed again,
@@ -467,11 +435,7 @@ class Tools:
             raise OutcomeUnknown(f"the space did not say in time whether task {short(task)} is settled") from None
         return result(answers.TaskOutcome(id=short(task), state=state), f"Task {short(task)} is {state}.")
 
-    async def task_result(
-        self,
-        id: TaskId,
-        wait: Wait = 0,
-    ) -> Annotated[CallToolResult, answers.TaskReport]:
+    async def task_result(self, id: TaskId, wait: Wait = 0) -> Annotated[CallToolResult, answers.TaskReport]:
         """What came of a task you asked: its state, and its result once somebody has done it."""
         whole = await self.ids.message(id)
         found = await self.agent.task(whole, wait)

@@ -218,19 +218,8 @@ async def bar(home: SpaceHome, agent: str, why: str) -> dict[str, Any]:
     return {"name": granted.row.name, "note": granted.note}
 
 
-TASKS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
-    "create": create,
-    "external": external,
-    "complete_move": complete_move,
-    "listen": listen,
-    "recall": recall,
-    "provision": provision,
-    "agents": agents,
-    "renew": renew,
-    "withhold": withhold,
-    "bar": bar,
-    "redeem": redeem,
-}
+_TASKS = (create, external, complete_move, listen, recall, provision, agents, renew, withhold, bar, redeem)
+TASKS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {each.__name__: each for each in _TASKS}
 
 
 def administrate(home: SpaceHome) -> None:

@@ -58,7 +58,7 @@ async def delivery(home: SpaceHome) -> dict[str, Any]:
         facts |= {"answers": False, "why": str(error) or type(error).__name__}
     now = time.time()
     # of a broker that does not answer it is said elsewhere
-    unseen = facts["why"] if facts["why"] and _greets(home.read_info()) is not None else None
+    unseen = facts["why"] if facts["why"] and home.read_info().greeting() is not None else None
     problems = problems_of(told, facts if facts["answers"] else None, now, unseen=unseen)
     mode = mode_of(told, facts if facts["answers"] else None)
     return {"running": False, "at": now, **facts, "supervised": told, "mode": mode, "problems": problems}
@@ -76,13 +76,9 @@ def _supervisor(home: SpaceHome, state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _greets(info: SpaceInfo) -> dict[str, object] | None:
-    return info.greeting()
-
-
 def _broker(info: SpaceInfo, state: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic()
-    said = _greets(info)
+    said = info.greeting()
     facts: dict[str, Any] = {"answers": said is not None, "at": time.time()}
     if said is not None:
         facts |= {"version": said.get("version"), "greeting_ms": round((time.monotonic() - started) * 1000, 2)}

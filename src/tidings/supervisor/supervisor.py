@@ -16,8 +16,9 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,8 @@ from tidings.nats.jetstream import JetStream
 from tidings.nats.jwt import split_credentials
 from tidings.server.disk import DiskReserve
 from tidings.server.nats_server import Broker, binary_version, find_binary
-from tidings.supervisor.admin_process import AdminProcess, error_of, spawn
-from tidings.supervisor.json_lines_process import end_child
-from tidings.supervisor.link_process import LinkKeeper
-from tidings.supervisor.pipeline_process import PipelineKeeper
-from tidings.supervisor.token_keeper import TokenKeeper
+from tidings.supervisor.keepers import LinkKeeper, PipelineKeeper, TokenKeeper
+from tidings.supervisor.processes import CHILDREN, AdminProcess, end_child, error_of, start_child
 from tidings.supervisor.watcher import INVITED, LINKED, Breach, Watcher
 from tidings.util import failpoints
 from tidings.util.backoff import Backoff
@@ -108,11 +106,10 @@ class Supervisor:
         self.broker: Broker | None = None
         self.steward: asyncio.subprocess.Process | None = None
         self._holder: str | None = None
-        self.pipeline = PipelineKeeper(
-            home, ["--lease-ttl", str(options.lease_ttl)], note=self._note_pipeline, tell=tell
-        )
-        self.links = LinkKeeper(home, note=self._note_links, tell=tell)
-        self.watcher = Watcher(home, cut=self._cut, note=self._note_watcher)
+        lease = ["--lease-ttl", str(options.lease_ttl)]
+        self.pipeline = PipelineKeeper(home, lease, note=partial(self._note, "pipeline"), tell=tell)
+        self.links = LinkKeeper(home, note=partial(self._note, "links"), tell=tell)
+        self.watcher = Watcher(home, cut=self._cut, note=partial(self._note, "watcher"))
         self.others = [Watcher(home, cut=self._cut, who=who) for who in (INVITED, LINKED)]
         self._lacking = False
         self.disk = DiskReserve(home.store)
@@ -156,16 +153,8 @@ class Supervisor:
         except ConfigError as error:
             log.error("cannot write state: %s", error)
 
-    def _note_watcher(self, facts: dict[str, Any]) -> None:
-        self._state["watcher"] = facts
-        self._write_state()
-
-    def _note_pipeline(self, facts: dict[str, Any]) -> None:
-        self._state["pipeline"] = facts
-        self._write_state()
-
-    def _note_links(self, facts: dict[str, Any]) -> None:
-        self._state["links"] = facts
+    def _note(self, part: str, facts: dict[str, Any]) -> None:
+        self._state[part] = facts
         self._write_state()
 
     # --- up ---
@@ -226,7 +215,9 @@ class Supervisor:
                 f"{info.address} lacks {looked['missing']}. What its administrator must add is written in "
                 f"{looked['written']}; then `tidings up` again"
             )
-        self.tell(f"the space lives on {info.address}, with {info.replicas} of each stream; {_revokes(info.mode)}")
+        out = f"is out within {SHORT_LIVED // 60} minutes, when its credential ends"
+        revoked = f"who is revoked {'is cut at once' if info.mode == SIGNING else out}"
+        self.tell(f"the space lives on {info.address}, with {info.replicas} of each stream; {revoked}")
         if words := danger_of_replicas(info):
             self.tell(words)
         await self._recall(admin)
@@ -344,21 +335,14 @@ class Supervisor:
         arguments = ["--lease-ttl", str(self.options.lease_ttl), "--presence", str(self.options.presence)]
         if self._holder:
             arguments += ["--after", self._holder]
-        errors = self._error_file()
-        try:
-            self.steward = await spawn(self.home, "steward", *arguments, stderr=errors)
-        finally:
-            os.close(errors)
+        # to standard error goes only what Python itself says when it cannot go on
+        self.steward = await start_child(self.home, CHILDREN, "steward", *arguments, errors="steward.err")
         line = await self._first_line(self.steward)
         if not line.get("ready"):
             await self.steward.wait()
             raise error_of(line, "the steward")
         self._holder = line["holder"]
         self._state |= {"steward_pid": self.steward.pid, "lease": line["lease"]}
-
-    def _error_file(self) -> int:
-        """What a steward writes to standard error: only what Python itself says when it cannot go on."""
-        return os.open(self.home.logs / "steward.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
     @staticmethod
     async def _first_line(child: asyncio.subprocess.Process) -> dict[str, Any]:
@@ -524,16 +508,25 @@ class Supervisor:
         """Do what a steward asks for on its standard output: cut a flooder, tell the watcher, restart the broker."""
         assert steward.stdout is not None
         while line := await steward.stdout.readline():
-            if stuck := _stuck(line):
-                await self._restart_broker(stuck)
-            if (accepted := _accepted(line)) is not None:
-                self._redeeming = [each for each in self._redeeming if not each.done()]
-                self._redeeming.append(asyncio.create_task(self._redeem(**accepted)))
-            said = _said(line)
-            if isinstance(said, Breach):
-                self.watcher.bar(said)
-            elif said is not None:
-                self.watcher.heed(said)
+            with suppress(ValueError, KeyError, TypeError, AttributeError):  # boundary: such a line asks for nothing
+                said = dict(json.loads(line))
+                if why := said.get("restart_broker"):
+                    await self._restart_broker(str(why)[:300])
+                elif "redeem" in said:
+                    self._begin_redeeming(**said["redeem"])
+                elif "quota" in said:
+                    self.watcher.heed(dict(said["quota"]))
+                elif asked := said.get("bar") or said.get("withhold"):
+                    breach = Breach(str(asked["id"]), str(asked["why"])[:150], void="bar" in said)
+                    if is_agent_id(breach.agent):
+                        self.watcher.bar(breach)
+
+    def _begin_redeeming(self, invitation: str, agent: str, asked: dict[str, str]) -> None:
+        asked = {str(name): str(value) for name, value in asked.items()}
+        known = asked.keys() in ({"name"}, {"text", "sig", "proof"})
+        if known and is_agent_id(invitation) and is_agent_id(agent):
+            self._redeeming = [each for each in self._redeeming if not each.done()]
+            self._redeeming.append(asyncio.create_task(self._redeem(invitation, agent, asked)))
 
     async def _cut(self, breach: Breach) -> None:
         """Take from an agent its posting or its credential; the keys for that are opened by a child."""
@@ -578,45 +571,3 @@ class Supervisor:
         if self.broker is not None:
             self.disk.give_up()  # nobody needs it now, and a backup is not to hold it
         self.phase("down", broker_pid=None, steward_pid=None)
-
-
-def _revokes(mode: str) -> str:
-    """How soon somebody who is revoked is out, in words."""
-    if mode == SIGNING:
-        return "who is revoked is cut at once"
-    return f"who is revoked is out within {SHORT_LIVED // 60} minutes, when its credential ends"
-
-
-def _stuck(line: bytes) -> str | None:
-    """Why the broker is to be started again, if a line of the steward asks for that."""
-    try:
-        why = json.loads(line).get("restart_broker")
-    except (ValueError, AttributeError):
-        return None
-    return str(why)[:300] if why else None
-
-
-def _accepted(line: bytes) -> dict[str, Any] | None:
-    """Which invitation is to be redeemed, for which key and how, if a line of the steward asks for that."""
-    try:
-        said = json.loads(line)["redeem"]
-        asked = {str(name): str(value) for name, value in said["asked"].items()}
-        found = {"invitation": str(said["invitation"]), "agent": str(said["agent"])}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-    known = asked.keys() in ({"name"}, {"text", "sig", "proof"}) and all(map(is_agent_id, found.values()))
-    return {**found, "asked": asked} if known else None
-
-
-def _said(line: bytes) -> Breach | dict[str, Any] | None:
-    """What a line of the steward asks for: a cut, or the quota the watcher is to keep."""
-    try:
-        said = dict(json.loads(line))
-        if "quota" in said:
-            return dict(said["quota"])
-        void = "bar" in said
-        asked = said["bar" if void else "withhold"]
-        breach = Breach(str(asked["id"]), str(asked["why"])[:150], void)
-    except (ValueError, KeyError, TypeError):
-        return None
-    return breach if is_agent_id(breach.agent) else None

@@ -169,7 +169,7 @@ def test_every_error_ends_a_command_with_its_documented_exit_code_and_a_sentence
     def fail() -> str:
         raise error("this is why; do that")
 
-    monkeypatch.setattr("tidings.cli.about._server_version", fail)
+    monkeypatch.setattr("tidings.cli.main._server_version", fail)
     assert main(["version"]) == DOCUMENTED[error.__name__]
     assert capsys.readouterr().err == "tidings: this is why; do that\n"
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tidings.cli.about import follow_lines, last_lines
+from tidings.cli.running import follow_lines, last_lines
 
 
 class Writer:

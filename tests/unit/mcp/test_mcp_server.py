@@ -25,7 +25,7 @@ from tidings.client.host_http import Json
 from tidings.client.tasks import TaskResult
 from tidings.mcp import tools
 from tidings.mcp.advice import NEXT, advice
-from tidings.mcp.ids import REMEMBERED, Receipts, fitting, short
+from tidings.mcp.ids import REMEMBERED, Ids, Receipts, fitting, short
 from tidings.mcp.server import build_server
 from tidings.mcp.updates import Bell, Follower, News
 from tidings.wire import message as wire
@@ -927,3 +927,9 @@ def test_old_receipts_are_forgotten_before_new_ones() -> None:
     assert [receipts.rows(each) for each in latest] == [(number,) for number in range(REMEMBERED)]
     with pytest.raises(errors.UsageError):
         receipts.rows(first)
+
+
+async def test_more_messages_that_were_shown_are_remembered_than_receipts() -> None:
+    ids, shown = Ids(cast("Any", None)), [new_id() for _ in range(4 * REMEMBERED)]
+    ids.shown(shown)
+    assert [await ids.message(short(each)) for each in shown] == shown

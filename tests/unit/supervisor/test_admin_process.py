@@ -7,7 +7,7 @@ import pytest
 
 from tidings.admin.home import SpaceHome
 from tidings.errors import BrokerUnreachable, TidingsError
-from tidings.supervisor.admin_process import AdminProcess
+from tidings.supervisor.processes import AdminProcess
 
 
 async def test_one_process_does_one_thing_after_the_other_and_ends_with_the_block(tmp_path: Path) -> None:

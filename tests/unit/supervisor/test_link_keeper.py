@@ -10,8 +10,8 @@ import pytest
 
 from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.admin.link_registry import AgreedLink, LinkLedger
-from tidings.supervisor import link_process
-from tidings.supervisor.link_process import LinkKeeper
+from tidings.supervisor import keepers
+from tidings.supervisor.keepers import LinkKeeper
 from tidings.util.backoff import Backoff
 from tidings_testing.waiting import eventually
 
@@ -62,7 +62,7 @@ class Kept:
 
 @pytest.fixture
 async def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kept]:
-    monkeypatch.setattr(link_process, "RESTART", Backoff(0.01, 0.02))
+    monkeypatch.setattr(keepers, "RESTART", Backoff(0.01, 0.02))
     home = SpaceHome(tmp_path, "main")
     home.make()
     home.write_info(SpaceInfo("main", "A", "", "", "", 4222, 1, "", False, ""))
