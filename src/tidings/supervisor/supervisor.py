@@ -16,11 +16,13 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tidings.admin.agents import Ledger
 from tidings.admin.creation import broker_config
@@ -96,6 +98,35 @@ class UpOptions:
     sync_seconds: int | None = None
     #: files of the administrator's: an operator signing key, and a user of the system account
     operator_key: tuple[str, str] | None = None
+
+
+class _Asked(msgspec.Struct):
+    """The agent or invitation to cut."""
+
+    id: str
+    why: str
+
+
+class _Accepted(msgspec.Struct):
+    """An invitation that somebody accepted."""
+
+    invitation: str
+    agent: str
+    asked: dict[str, str]
+
+    def is_known(self) -> bool:
+        known = self.asked.keys() in ({"name"}, {"text", "sig", "proof"})
+        return known and is_agent_id(self.invitation) and is_agent_id(self.agent)
+
+
+class _Said(msgspec.Struct):
+    """A line of the steward; what it does not ask for is empty."""
+
+    restart_broker: str = ""
+    quota: dict[str, int | None] | None = None
+    bar: _Asked | None = None
+    withhold: _Asked | None = None
+    redeem: _Accepted | None = None
 
 
 class Supervisor:
@@ -508,40 +539,33 @@ class Supervisor:
         """Do what a steward asks for on its standard output: cut a flooder, tell the watcher, restart the broker."""
         assert steward.stdout is not None
         while line := await steward.stdout.readline():
-            with suppress(ValueError, KeyError, TypeError, AttributeError):  # boundary: such a line asks for nothing
-                said = dict(json.loads(line))
-                if why := said.get("restart_broker"):
-                    await self._restart_broker(str(why)[:300])
-                elif "redeem" in said:
-                    self._begin_redeeming(**said["redeem"])
-                elif "quota" in said:
-                    self.watcher.heed(dict(said["quota"]))
-                elif asked := said.get("bar") or said.get("withhold"):
-                    breach = Breach(str(asked["id"]), str(asked["why"])[:150], void="bar" in said)
-                    if is_agent_id(breach.agent):
-                        self.watcher.bar(breach)
-
-    def _begin_redeeming(self, invitation: str, agent: str, asked: dict[str, str]) -> None:
-        asked = {str(name): str(value) for name, value in asked.items()}
-        known = asked.keys() in ({"name"}, {"text", "sig", "proof"})
-        if known and is_agent_id(invitation) and is_agent_id(agent):
-            self._redeeming = [each for each in self._redeeming if not each.done()]
-            self._redeeming.append(asyncio.create_task(self._redeem(invitation, agent, asked)))
+            try:
+                said = msgspec.json.decode(line, type=_Said)
+            except (msgspec.DecodeError, UnicodeDecodeError):  # boundary: such a line asks for nothing
+                continue
+            if said.restart_broker:
+                await self._restart_broker(said.restart_broker[:300])
+            if said.quota is not None:
+                self.watcher.heed(said.quota)
+            if (asked := said.bar or said.withhold) and is_agent_id(asked.id):
+                self.watcher.bar(Breach(asked.id, asked.why[:150], void=said.bar is not None))
+            if said.redeem is not None and said.redeem.is_known():
+                self._redeeming = [each for each in self._redeeming if not each.done()]
+                self._redeeming.append(asyncio.create_task(self._redeem(said.redeem)))
 
     async def _cut(self, breach: Breach) -> None:
         """Take from an agent its posting or its credential; the keys for that are opened by a child."""
         done = await self._administer("bar" if breach.void else "withhold", agent=breach.agent, why=breach.why)
         log.warning("%s may not post %s (%s)", done["name"], breach.why, done["note"])
 
-    async def _redeem(self, invitation: str, agent: str, asked: dict[str, str]) -> None:
+    async def _redeem(self, accepted: _Accepted) -> None:
         """Somebody accepted an invitation. Whoever waits for that hears of it from the administrator."""
         try:
-            done = await self._administer("redeem", invitation=invitation, agent=agent, asked=asked)
-            log.warning(
-                "invitation %s: %s", invitation, (done["refused"] or {}).get("message") or f"made {done['name']}"
-            )
+            done = await self._administer("redeem", **msgspec.structs.asdict(accepted))
+            became = (done["refused"] or {}).get("message") or f"made {done['name']}"
+            log.warning("invitation %s: %s", accepted.invitation, became)
         except TidingsError as error:
-            log.error("invitation %s could not be accepted: %s", invitation, error)
+            log.error("invitation %s could not be accepted: %s", accepted.invitation, error)
 
     def _troubled(self, part: str) -> None:
         self._down.add(part)
