@@ -35,7 +35,7 @@ demo: $(STAMP) ## start a space, use it, attack it, and watch every attack fail
 
 test: $(STAMP) ## everything CI runs
 	@$(MAKE) --no-print-directory -j 2 check compiled
-	@$(PYTEST) -n 4 -m "not slow" && echo $$SECONDS > $(VENV)/test-seconds
+	@$(PYTEST) -n 6 -m "not slow" && echo $$SECONDS > $(VENV)/test-seconds
 
 .PHONY: compiled
 compiled: $(STAMP) # the tests, once: workers that found none of them compiled would all do it. What is wrong with one, they say

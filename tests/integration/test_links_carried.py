@@ -487,7 +487,6 @@ async def test_how_far_the_other_space_is_with_what_is_shared_is_told_and_each_a
     both: LinkedSpaces,
 ) -> None:
     async with worker(both.main):
-        events = follow(both.main.home.link_socket, "follow", link=LINK)
         await said(both.main, "ada", "one", "two")
 
         async def is_behind() -> bool:
@@ -496,6 +495,8 @@ async def test_how_far_the_other_space_is_with_what_is_shared_is_told_and_each_a
 
         await eventually(is_behind, within=20)
         assert (await status(both.main))["push"]["asked_at"] is None, "nobody asked yet"
+        events = follow(both.main.home.link_socket, "follow", link=LINK)
+        assert (await anext(events))["event"] == "status", "from here on it is followed"
         async with worker(both.acme):
             await until_came(both.acme, ["one", "two"])
             async for event in events:
