@@ -41,7 +41,7 @@ test: $(STAMP) ## everything CI runs
 compiled: $(STAMP) # the tests, once: workers that found none of them compiled would all do it. What is wrong with one, they say
 	@$(BIN)/pytest --collect-only -qq > $(VENV)/collected.txt 2>&1 || true
 
-check: $(STAMP) ## style, types, import directions
+check: $(STAMP) ## style, types, import directions, recorded figures
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

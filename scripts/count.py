@@ -1,8 +1,8 @@
 """How hard this code is to own, in figures: `python scripts/count.py [--check] [--json] [--static] [--operation NAME]`.
 
-`scripts/count.json` records every figure. This fails if one is worse than its record, and a better one becomes the
-record (not with `--check`, as in CI). A feature may raise the lines of its package: by hand in that file, in the same
-commit, with the reason in its message.
+`scripts/count.json` records every figure. This fails if one is worse than its record, but for `host message, returns`,
+which varies. A better one becomes the record, except with `--check`, as in CI. `--json` only prints. A feature may
+raise the lines of its package: by hand in that file, in the same commit, with the reason in its message.
 
 **The path of a message** is measured on a real space with real processes; the steward, the broker and the pipeline are
 not on it. `channel`: from `Endpoint.send` until it has returned, and in the receiving program until `next_message` has.

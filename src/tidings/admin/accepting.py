@@ -122,7 +122,7 @@ class Handshake(Generic[P]):
         raise AssertionError("unreachable")
 
     def granted(self, answer: dict[str, Any]) -> tuple[str, str]:
-        """Our credential, and where the space is; KeyError, TypeError or ValueError if neither is in the answer."""
+        """Our credential and the address of the space; KeyError, TypeError or ValueError if either is missing."""
         token = str(answer["jwt"])
         if jwt.decode(token)["sub"] != self.key.id:
             raise WireError("the space gave what it promised to another key than ours")

@@ -44,7 +44,7 @@ MOST_COUNTED = 2**62
 Names = list[str] | None
 
 SpaceOption = Annotated[
-    str | None, Option("--space", "-s", help="Space to talk to.", metavar="NAME", autocompletion=completion.spaces)
+    str | None, Option("--space", "-s", help="Space (main).", metavar="NAME", autocompletion=completion.spaces)
 ]
 HomeOption = Annotated[str | None, Option("--home", help="Directory of spaces.", metavar="DIR")]
 AsOption = Annotated[

@@ -118,8 +118,8 @@ def config(ctx: SpaceContext) -> None:
     """Print every setting with its value and where it came from.
 
     Order: flag, then TIDINGS_<NAME> in the environment, then ./tidings.toml, then config.toml in the home, then the
-    default. `home` and `nats_server` are not taken from ./tidings.toml, and a file that another user owns or everybody
-    may write is not read; what is ignored so is said here and by every command.
+    default. `home`, `nats_server`, `listen` and `ws` are ignored in ./tidings.toml. So is a file that another user owns
+    or everybody may write. Every command reports what it ignored.
 
     Examples:
       tidings config

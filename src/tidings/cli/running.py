@@ -64,7 +64,7 @@ def up(
       tidings up --detach                the same, in the background
       tidings up --space lab --open      another space, where your programs need no `agent add`
       tidings up --no-pipeline           without Spark: durable copies wait until it runs
-      tidings up --listen 192.0.2.7      agents on other machines too, over TLS: `tidings agent export` for each
+      tidings up --listen 192.0.2.7      accept agents on other machines, over TLS; then `tidings invite NAME`
       tidings up --listen 0.0.0.0 --ws 0.0.0.0:8443      and inside of websockets, for networks with a web proxy only
       tidings up --listen 0.0.0.0 --cert broker.pem --key broker.key     with a certificate that you have
       tidings up --space ops --server nats://n1:4222,nats://n2:4222      on a NATS that you run already

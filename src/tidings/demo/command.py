@@ -40,17 +40,17 @@ def demo(
         str | None, typer.Argument(help="`links`: two spaces that are linked and cut apart.", metavar="[links]")
     ] = None,
     no_pipeline: Annotated[
-        bool, typer.Option("--no-pipeline", help="Leave out what needs Spark: agents that are away.")
+        bool, typer.Option("--no-pipeline", help="Skip the scenes that need Spark: agents that are offline.")
     ] = False,
 ) -> None:
-    """Start a space in a temporary directory, use it, attack it, and show that every attack is refused.
+    """Start a space in a temporary directory, use it, attack it, and show that no attack succeeds.
 
     Agents talk to a channel, to one agent and to a role; one is killed and comes back; three are away, and get what
     they were owed and may read, once; one tries what it may not do; one pretends to be another, and is told what became
-    of it. Ends with 0 if everything went as promised.
+    of it. Exits with 0 if every check passes. Needs the extra `tidings[doctor]`.
 
-    `tidings demo links` starts two spaces and links them, cuts them apart while both talk, and shows that they hold the
-    same when the way is there again.
+    `tidings demo links` starts two spaces and links them, cuts them apart while both talk, and shows that both
+    converge after the connection is restored.
 
     Examples:
 

@@ -4,8 +4,8 @@
     gap  -> one transaction: the token goes back, and the dispositions of what the peer's log lost go with it
 
 A token is only ever moved by stating the one it was: of two workers the slower one is refused. It does not go back and
-does not change its domain, but by `go_back` and `rebuild`, which say so. What waits (`waiting`) and what the log here
-holds (`local_index`) are beside this. Nothing here asks anybody anything.
+does not change its domain, but by `go_back` and `rebuild`, which say so. Records that wait are in `obligations.py`,
+the index of the local log is in `local_index.py`. Nothing here does network I/O.
 """
 
 from __future__ import annotations
@@ -555,7 +555,7 @@ class Jobs(Protocol):
 
 
 class BookedLink:
-    """One link of the ledger: functions of this module, `waiting` and `local_index`, as jobs of the database."""
+    """One link of the ledger: functions of this module, `obligations` and `local_index`, as jobs of the database."""
 
     def __init__(self, jobs: Jobs, row: int) -> None:
         self.read, self.write, self.row = jobs.read, jobs.write, row

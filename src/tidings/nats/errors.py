@@ -1,4 +1,4 @@
-"""What can go wrong on a NATS connection, whichever driver it has. Most are also what they mean to a user.
+"""Errors of a NATS connection, whichever driver it has. Most also inherit the Tidings error that a user sees.
 
     NatsError
     ├── ConnectionGone     (ConnectionLost) it was lost or closed; what was asked may have happened
@@ -89,7 +89,7 @@ class ServerComplaint(NatsError):
 
 
 class SlowReader(NatsError):
-    """A subscription has more waiting for it than it may."""
+    """The buffer of a subscription is full, so messages were dropped."""
 
 
 def untrusted_words(error: ssl.SSLCertVerificationError) -> str:

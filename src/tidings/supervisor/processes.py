@@ -53,7 +53,7 @@ async def start_child(
 
 
 async def end_child(child: asyncio.subprocess.Process, grace: float) -> None:
-    """Stop a child we started: ask, wait, make."""
+    """Stop a child we started: SIGTERM, a wait, then SIGKILL."""
     if child.returncode is not None:
         return
     child.send_signal(signal.SIGCONT)
@@ -114,9 +114,9 @@ class AdminProcess:
             await admin.ask("provision")
             await admin.ask("agents", person="me")
 
-    Most of what such a process costs is loading its modules, so one serves for all there is to do while a space comes
-    up. It lives no longer than that: the supervisor itself opens no key. It does one thing at a time; an error it
-    answers with is raised here.
+    Loading its modules is most of its cost, so one process does everything while a space comes up; later tasks start a
+    new one. The supervisor itself never opens a key. It does one thing at a time; an error it answers with is raised
+    here.
     """
 
     def __init__(self, home: SpaceHome) -> None:

@@ -100,14 +100,14 @@ class UpOptions:
     operator_key: tuple[str, str] | None = None
 
 
-class _Asked(msgspec.Struct):
+class _CutRequest(msgspec.Struct):
     """The agent or invitation to cut."""
 
     id: str
     why: str
 
 
-class _Accepted(msgspec.Struct):
+class _Redemption(msgspec.Struct):
     """An invitation that somebody accepted."""
 
     invitation: str
@@ -119,14 +119,14 @@ class _Accepted(msgspec.Struct):
         return known and is_agent_id(self.invitation) and is_agent_id(self.agent)
 
 
-class _Said(msgspec.Struct):
-    """A line of the steward; what it does not ask for is empty."""
+class _StewardRequest(msgspec.Struct):
+    """One line of the steward's standard output; fields that are not set ask for nothing."""
 
     restart_broker: str = ""
     quota: dict[str, int | None] | None = None
-    bar: _Asked | None = None
-    withhold: _Asked | None = None
-    redeem: _Accepted | None = None
+    bar: _CutRequest | None = None
+    withhold: _CutRequest | None = None
+    redeem: _Redemption | None = None
 
 
 class Supervisor:
@@ -540,7 +540,7 @@ class Supervisor:
         assert steward.stdout is not None
         while line := await steward.stdout.readline():
             try:
-                said = msgspec.json.decode(line, type=_Said)
+                said = msgspec.json.decode(line, type=_StewardRequest)
             except (msgspec.DecodeError, UnicodeDecodeError):  # boundary: such a line asks for nothing
                 continue
             if said.restart_broker:
@@ -558,7 +558,7 @@ class Supervisor:
         done = await self._administer("bar" if breach.void else "withhold", agent=breach.agent, why=breach.why)
         log.warning("%s may not post %s (%s)", done["name"], breach.why, done["note"])
 
-    async def _redeem(self, accepted: _Accepted) -> None:
+    async def _redeem(self, accepted: _Redemption) -> None:
         """Somebody accepted an invitation. Whoever waits for that hears of it from the administrator."""
         try:
             done = await self._administer("redeem", **msgspec.structs.asdict(accepted))

@@ -3,7 +3,7 @@
     report = await run_security_suite(SpaceHome(Path(home), "main"))
     assert report.ok, report.broken
 
-It runs against any space that is up, with two throw-away agents that are revoked at the end. `report.py` says what
+It runs against any space that is up, with three temporary agents that are revoked at the end. `report.py` says what
 an outcome means, `stage.py` what is set up, `watch.py` how "no change" is seen; the other modules are the probes.
 """
 
