@@ -79,7 +79,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 class Handshake(Generic[P]):
-    """One line that is being accepted. Its key and its progress are on disk before anybody hears of them."""
+    """Accepts one invitation line. Key and progress are on disk before each request, so it can be resumed."""
 
     def __init__(self, folder: Path, line: InvitationLine, kind: type[P], tell: Tell) -> None:
         self.line, self.tell = line, tell

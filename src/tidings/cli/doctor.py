@@ -39,13 +39,13 @@ def require_testing() -> None:
 
 @app.callback(invoke_without_command=True)
 def doctor(ctx: HomeContext, context: typer.Context) -> None:
-    """Check this installation: versions, ports, clock, disk, Java, permissions. Says what to do.
+    """Check this installation: versions, ports, clock, disk, Java, permissions. Suggests fixes.
 
     Examples:
       tidings doctor
       tidings doctor --json
       tidings doctor security            attack a space of yours
-      tidings doctor link                lie to a worker of links in every way
+      tidings doctor link                test a link worker against a hostile peer
       tidings doctor store               read everything it holds
       tidings doctor connection          why an agent does not reach its space
     """

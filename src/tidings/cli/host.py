@@ -16,7 +16,7 @@ from tidings.cli.context import Group, HomeContext, PlainHomeContext
 from tidings.cli.systemd import Unit
 from tidings.errors import HostUnreachable, PrerequisiteMissing, TidingsError, UnhealthyError
 
-app = Group(help="The host: sends and receives for the agents of this machine.")
+app = Group(help="The host, which sends and receives for the agents of this machine.")
 START_SECONDS = 30.0
 STOP_SECONDS = 40.0
 WELL = ("open", "superseded")

@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from tidings.wire.rulings import Link
 
 UrlOption = Annotated[Names, Option("--url", help="Address by which they reach this space.", metavar="URL")]
-UntilOption = Annotated[str | None, Option(help="For how long the link is, such as 90d.", metavar="TIME")]
+UntilOption = Annotated[str | None, Option(help="Lifetime of the link, such as 90d (no end).", metavar="TIME")]
 
 
 def invite(
     ctx: SpaceContext,
-    name: Annotated[str | None, Argument(help="Name of their space here (its own).", metavar="NAME")] = None,
+    name: Annotated[str | None, Argument(help="Local name of their space (its own).", metavar="NAME")] = None,
     share: Annotated[Names, Option(help="Channel or pattern of yours that they may read.")] = None,
-    take: Annotated[Names, Option(help="Channel or pattern of theirs, its name here.", metavar="THEIRS[=OURS]")] = None,
+    take: Annotated[Names, Option(help="Channel or pattern to import, local name.", metavar="THEIRS[=OURS]")] = None,
     both: Annotated[Names, Option(help="Share it, and take theirs of the same name.", metavar="PATTERN")] = None,
     expires: Annotated[str, Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
     until: UntilOption = None,
-    hops: Annotated[int, Option(help="Links a message may cross. From 2 on, others' are passed on.")] = 1,
-    direct: Annotated[bool, Option("--direct", help="Agents of both may write to each other; with --roster.")] = False,
-    tasks: Annotated[bool, Option("--tasks", help="Agents of both may ask roles of the other; with --roster.")] = False,
+    hops: Annotated[int, Option(help="Links a message may cross; from 2 on, others' are forwarded.")] = 1,
+    direct: Annotated[bool, Option("--direct", help="Agents of both may write to each other (adds --roster).")] = False,
+    tasks: Annotated[bool, Option("--tasks", help="Agents of both may ask the other's roles (adds --roster).")] = False,
     roster: Annotated[bool, Option("--roster", help="Each space tells the other who its agents are.")] = False,
     url: Annotated[str | None, Option(help="Address by which they reach this space.", metavar="URL")] = None,
 ) -> None:
@@ -117,7 +117,7 @@ def _until(text: str | None) -> int | None:
 def accept(
     ctx: SpaceContext,
     line: Annotated[str | None, Argument(help="The line; else it is read from standard input.", metavar="LINE")] = None,
-    called: Annotated[str | None, Option("--as", help="Name of their space here (its own).", metavar="NAME")] = None,
+    called: Annotated[str | None, Option("--as", help="Local name of their space (its own).", metavar="NAME")] = None,
     take: Annotated[Names, Option(help="What a channel of theirs is called here.", metavar="THEIRS=OURS")] = None,
     only: Annotated[Names, Option(help="Take only this of what they share; '' for nothing.", metavar="PATTERN")] = None,
     share: Annotated[Names, Option(help="Share only this of what they ask; '' for nothing.", metavar="PATTERN")] = None,
@@ -250,13 +250,13 @@ def change(
         Names,
         Option(help="What to take of a space behind theirs; '' for nothing.", metavar="SPACE:THEIRS[=OURS]"),
     ] = None,
-    hops: Annotated[int | None, Option(help="Links a message may cross. From 2 on, others' are passed on.")] = None,
+    hops: Annotated[int | None, Option(help="Links a message may cross; from 2 on, others' are forwarded.")] = None,
     until: Annotated[str | None, Option(help="For how long from now, such as 90d; or never.", metavar="TIME")] = None,
     direct: Annotated[
-        bool | None, Option("--direct/--no-direct", help="Agents of both may write to each other; with --roster.")
+        bool | None, Option("--direct/--no-direct", help="Agents of both may write to each other (adds --roster).")
     ] = None,
     tasks: Annotated[
-        bool | None, Option("--tasks/--no-tasks", help="Agents of both may ask roles of the other; with --roster.")
+        bool | None, Option("--tasks/--no-tasks", help="Agents of both may ask the other's roles (adds --roster).")
     ] = None,
     roster: Annotated[
         bool | None, Option("--roster/--no-roster", help="Tell them who your agents are; mail and tasks need it.")

@@ -29,7 +29,7 @@ NOBODY = "no worker of links runs: `tidings up` starts one, or `tidings link run
 
 LinkArgument = Annotated[
     str,
-    Argument(help="The other space by its name here, or the link.", metavar="NAME", autocompletion=completion.links),
+    Argument(help="Local name of the linked space, or the link.", metavar="NAME", autocompletion=completion.links),
 ]
 
 

@@ -96,7 +96,7 @@ def dm(
 ) -> None:
     """Write to one agent, sealed. It is kept until it is read.
 
-    With the host it is `stored` at once and leaves by itself, `confirmed` once the space has it.
+    The host says `stored` at once and `confirmed` when the space has the message.
 
     Examples:
       tidings dm bob 'can you look at this?'

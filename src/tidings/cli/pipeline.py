@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidings.delivery.ledger import LedgerPaths
     from tidings.model.deferred import Debt, Debts
 
-app = Group(help="Durable delivery: run it, watch it, mend it.")
+app = Group(help="Run, inspect and repair durable delivery.")
 UNHEALTHY = 3
 
 CheckpointOption = Annotated[
@@ -226,7 +226,7 @@ def _tables(ctx: Context, checkpoint: str | None, lake: str | None, storage: Nam
 def debts(
     ctx: SpaceContext, checkpoint: CheckpointOption = None, lake: LakeOption = None, storage: StorageOption = None
 ) -> None:
-    """Who is owed messages that did not fit into its mailbox, since when, and why. They are paid as it reads.
+    """List agents whose deliveries wait because their mailbox is full, since when, and why.
 
     Examples:
       tidings pipeline debts
@@ -338,7 +338,7 @@ def _the_debt(known: Debts, names: dict[str, str], owner: str, channel: str) -> 
 def quarantine(
     ctx: SpaceContext, count: CountOption = 50, lake: LakeOption = None, storage: StorageOption = None
 ) -> None:
-    """Records of the log that are no message of anybody's, and why: nobody is shown them. Newest first.
+    """List records of the log that are not valid messages, and why: nobody is shown them. Newest first.
 
     Examples:
       tidings pipeline quarantine

@@ -318,7 +318,7 @@ def _lives(pid: int) -> bool:
 
 
 def status(ctx: AgentContext) -> None:
-    """Every fact of a space with its age. Exit code 0 only when it is healthy.
+    """Show the state of a space, and how old each fact is. Exits with 0 only if the space is healthy.
 
     Examples:
       tidings status

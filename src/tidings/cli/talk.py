@@ -71,9 +71,9 @@ def send(
     context: Annotated[str | None, Option(help="Conversation this belongs to.")] = None,
     message_id: IdOption = None,
 ) -> None:
-    """Post to a channel. Prints the id once the log has it, or the host.
+    """Post to a channel. Prints the id once the space, or the host, has stored it.
 
-    With the host it is `stored` at once and leaves by itself, `confirmed` once the log has it; --direct goes without.
+    The host says `stored` at once and `confirmed` when the space has the message; --direct bypasses the host.
 
     Examples:
       tidings send general 'the build is green' --mention bob

@@ -6,7 +6,7 @@ It sleeps until something is accepted, a connection opens, a block is lifted or 
 means is in `outcomes`; a row whose earlier attempt ended without an answer, or that may have gone another way
 (`DuplicateCheck`), is looked for before it is sent. When another run of a broker answers, what the earlier one
 confirmed is verified before its lanes go on, and a confirmed row is done when the broker still runs a sync horizon
-later. Connections are not known here: `RowPublisher` is.
+later. This module knows no connections, only `RowPublisher`.
 
 `DuplicateCheck` finds rows that their program already sent itself, under the same id, because it was not answered. The
 broker knows an id for ten minutes, and a row that waited longer would be stored a second time. Programs choose
@@ -111,7 +111,7 @@ class _Look:
 
 
 class DuplicateCheck:
-    """The looks that the drain of one space took."""
+    """Finds rows of one space that were already sent another way."""
 
     def __init__(self, store: OutboxStore) -> None:
         self._store = store

@@ -66,7 +66,7 @@ async def send(asked: Scoped) -> Json:
     patience = asked.wait()
     if (request.agent and not is_agent_id(request.agent)) or request.mentions:
         await asked.app.unless_stopping(_names_known(asked))
-    # Never given up half-way: an answer that says it was not taken sends its program another way with it.
+    # never cancelled: a program that hears "not accepted" sends the message another way
     sent = await asked.host.send(asked.scope, request, wait=patience)
     answer: Json = msgspec.to_builtins(sent)  # `asdict` takes 8 us for it, this 0.5
     return answer | {"seq": sent.seq or None}

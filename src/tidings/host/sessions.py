@@ -4,11 +4,11 @@
 
 A nonce is good once and for 30 seconds. Of a token only its hash is kept, in the database, so a session outlives a
 restart of the host; it ends when it is told to, or after 30 days without use. What it may see is its scope and nothing
-else; who has no session is nobody.
+else. A request without a session is refused.
 
 `ProgramPresence` knows who is here: an agent whose program is attached to this host, and not one whose mail the host
 merely keeps. A program is attached while it follows its inbox, holds a task, or waits for an answer, and for a minute
-after its last question. A command of the command line is none by asking: it is over before anybody could answer it.
+after its last question. A CLI command is not attached: it exits before anybody could answer it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HostSession:
-    """A program's word that it is an agent, believed. Times are milliseconds since 1970."""
+    """An authenticated session of one agent. Times are milliseconds since 1970."""
 
     id: str
     scope: Scope
@@ -100,7 +100,7 @@ _OVER.set()
 
 
 class Sessions:
-    """All sessions of this host. Made by `open`; memory and database agree, and what is in doubt is nobody."""
+    """All sessions of this host, in memory and in the database, which agree. Made by `open`."""
 
     def __init__(self, database: Database, known: dict[bytes, HostSession]) -> None:
         self._database = database

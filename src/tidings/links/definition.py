@@ -1,4 +1,4 @@
-"""What a direction of a link takes, as the link record in force says it, and the key its ledger has it under."""
+"""The terms of one direction of a link, and its key in the ledger."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What an operator may ask of the links of a space, and what is answered, as JSON has it.
+"""Operator commands on the links of a space, answered as JSON.
 
-The worker answers while it runs (`worker.py`). While none runs a command does the same with the ledger in its own
-hands, and the lock of the ledger keeps them from being two. A link is named by its id; what was agreed about it is on
-disk.
+The link worker answers while it runs (`worker.py`); otherwise the command line does the same on the ledger itself. The
+lock of the ledger prevents both at once. A link is named by its id; what was agreed about it is on disk.
 """
 
 from __future__ import annotations

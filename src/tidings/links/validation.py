@@ -1,10 +1,9 @@
 """What a peer sent: whether a page is one that a log can answer with, and what becomes of each record; pure.
 
-A peer is not trusted to move our token as it likes. A record is let in under which name, left out, or put aside.
-
-What is left out is left out for a reason of a short list, and no later attempt could end otherwise. Everything else
-that does not fit is put aside with its bytes: a peer that forges and a Tidings that misreads look the same from here.
-`order` says in which order records of one page are let in.
+A peer is not trusted to move our token as it likes. Each record is imported under a local name, omitted, or put aside.
+It is omitted only for a reason of a short list, which no later attempt would change. Everything else that does not fit
+is put aside with its bytes: a peer that forges and a Tidings that misreads look the same from here. `order` says in
+which order the records of one page are imported.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class LinkKeeper:
 
 
 class TokenKeeper:
-    """Keeps the servers of a NATS that others run told of who is revoked.
+    """Pushes current account tokens to NATS servers that others run, so that they learn of revocations.
 
     A server that was down while somebody was revoked comes back with the token it had, and would let that agent in. So
     the newest tokens of the accounts of agents and of the invited, which admin processes write and sign, are pushed

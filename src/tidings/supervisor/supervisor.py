@@ -1,10 +1,10 @@
-"""`tidings up`: broker, steward, pipeline and worker of links as children that live and die with this process.
+"""`tidings up`: broker, steward, pipeline and link worker as children that live and die with this process.
 
     lock -> create (once), or recall -> broker -> streams -> steward -> agents -> ready -> pipeline, links,
     watch
 
-It opens no key: what needs one runs in a short-lived child. Ready does not wait for the pipeline, and its death
-disturbs nobody. Whatever ends is started again with a growing pause; whatever interrupts a step, every child that was
+It opens no key: what needs one runs in a short-lived child. Ready does not wait for the pipeline, and the space stays
+up if it dies. Whatever ends is started again with a growing pause; whatever interrupts a step, every child that was
 started is stopped, in reverse order, and the lock goes with us.
 """
 
