@@ -188,11 +188,12 @@ async def _round(stage: Stage, count: int) -> int:
     subscription = await stage.mal.connection.subscribe(inbox, cb=took)
     requests = junk(stage, inbox)
     try:
-        began = time.monotonic()
+        due = time.monotonic()
         for start in range(0, count, WINDOW):
             size = min(WINDOW, count - start)
-            # faster than this the steward cuts whoever asks, which other tests see to
-            await asyncio.sleep(max(0.0, began + start / PACE - time.monotonic()))
+            # faster than this, also after a delay, the steward cuts whoever asks, which other tests see to
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            due = time.monotonic() + size / PACE
             await stage.mal.send(*islice(requests, size))
             try:
                 async with asyncio.timeout(2 * PATIENCE):
