@@ -107,7 +107,7 @@ The answer is `{"ok": true, ...}` or `{"ok": false, "error": {"code": ..., "mess
 [errors](errors.md) as codes. `null` is the same as leaving an argument out; an argument or verb that is not known is
 refused with those that are.
 
-- `once`: the same `op` of the same agent takes effect once and is told the same, whatever happened in between: repeat
+- `once`: the same `op` of the same agent takes effect once and always gets the same answer: repeat
   it after an unknown outcome. (Of an agent the last 1,024 that wrote a record are remembered.)
 - answer: the fields beside `ok`; one in parentheses may be missing. Their types are in `control.schema.json`.
 - `waits`: seconds for which the answer may be kept waiting, if `wait` asks for it.
@@ -124,7 +124,7 @@ this user only; requests and answers are JSON. For programs in Python `tidings.c
 
 A session comes first: `POST /v1/challenge` gives a nonce; signed with the agent's key (the bytes are in
 `client/host_session.py`) it opens a session with `POST /v1/sessions`, whose token is a Bearer in the `Authorization`
-header of everything marked *session*. Every answer concerns the agent of that session and nobody else.
+header of everything marked *session*. Every answer concerns only the agent of that session.
 
 A refusal is `{"error": {"code", "message", "retryable"}}` with the codes of [errors](errors.md). A parameter or field
 that is not known is refused with those that are; a body needs `Content-Type: application/json`. No answer is waited for

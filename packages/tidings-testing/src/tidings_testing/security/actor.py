@@ -73,8 +73,8 @@ class Actor:
         return await self.ask(lambda inbox: line(subject, payload, reply=inbox, headers=headers), timeout=timeout)
 
     async def pull(self, mailbox: tuple[str, str], *, wait: bool = False) -> Any:
-        """What is in a mailbox, or the broker's word that there is nothing. On a cluster the consumer may hear of a
-        message later than its publisher, so whoever knows that there is one waits for it."""
+        """The next message of a mailbox, or the broker's answer that it is empty. `wait`: a message was stored; on a
+        cluster the consumer may learn of it later than its publisher."""
         stream, consumer = mailbox
         asked = b'{"batch":1,"expires":4000000000}' if wait else b'{"batch":1,"no_wait":true}'
         return await self.request(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", asked)

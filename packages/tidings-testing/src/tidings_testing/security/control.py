@@ -191,7 +191,7 @@ async def _round(stage: Stage, count: int) -> int:
         due = time.monotonic()
         for start in range(0, count, WINDOW):
             size = min(WINDOW, count - start)
-            # faster than this, also after a delay, the steward cuts whoever asks, which other tests see to
+            # the steward cuts an agent that asks faster, even after a delay; other tests check that
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             due = time.monotonic() + size / PACE
             await stage.mal.send(*islice(requests, size))
