@@ -32,7 +32,7 @@ from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually, insist
 
 #: beats so seldom that it does not notice by itself that it was replaced
-UNAWARE = Intervals(lease_ttl=60, gate=60, retention=60, marks=60)
+UNAWARE = Intervals(lease_ttl=60, gate=60, retention=60, marks=60, store=60)
 BRISK = Intervals(lease_ttl=0.4, gate=0.1, retention=0.2, marks=0.1)
 
 
@@ -83,6 +83,17 @@ async def test_a_second_steward_refuses_and_names_the_holder(space: RealSpace) -
     assert await serving(space).lease.prove()
 
 
+@pytest.fixture
+def _store_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the whole store proves the lease, at a moment that no test can choose."""
+
+    async def read_nothing(_: StoreWatch) -> None:
+        pass
+
+    monkeypatch.setattr(StoreWatch, "read_all", read_nothing)
+
+
+@pytest.mark.usefixtures("_store_is_not_read")
 async def test_a_stale_holder_is_refused_by_the_broker_whatever_it_believes(space: RealSpace) -> None:
     await space.stop_steward()
     old = await space.start_steward(UNAWARE)
@@ -109,13 +120,8 @@ async def test_a_stale_holder_is_refused_by_the_broker_whatever_it_believes(spac
     assert isinstance(await space.steward_ended(), LeaseLost)
 
 
-async def test_a_steward_that_was_paused_past_its_lease_does_not_answer_from_its_old_table(
-    space: RealSpace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def reads_nothing(_: StoreWatch) -> None:
-        """Reading the store through proves the lease, too, whenever that happens to be."""
-
-    monkeypatch.setattr(StoreWatch, "read_all", reads_nothing)
+@pytest.mark.usefixtures("_store_is_not_read")
+async def test_a_steward_that_was_paused_past_its_lease_does_not_answer_from_its_old_table(space: RealSpace) -> None:
     await space.stop_steward()
     old = await space.start_steward(UNAWARE)
     await space.add("ada")
