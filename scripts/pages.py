@@ -122,9 +122,19 @@ HTTP_HEAD = """# The HTTP API of the host
 Written by `make docs` from the routes themselves. The host listens on `run/host.sock` of its home, a unix socket for
 this user only; requests and answers are JSON. For programs in Python `tidings.connect(via="host")` speaks it.
 
-A session comes first: `POST /v1/challenge` gives a nonce; signed with the agent's key (the bytes are in
-`client/host_session.py`) it opens a session with `POST /v1/sessions`, whose token is a Bearer in the `Authorization`
-header of everything marked *session*. Every answer concerns only the agent of that session.
+A session comes first. `POST /v1/challenge` returns a nonce. The program signs these five lines, joined by line feeds
+and without one at the end, with the agent's key (Ed25519; the nkey seed is in its credential):
+
+    tidings host session 1
+    <space id>
+    <agent id>
+    <path of the host's socket, without symbolic links>
+    <nonce>
+
+It sends the signature (URL-safe base64 without padding) with `POST /v1/sessions`. `source` says where the host finds
+the same identity: `["home", <home>, <space>, <agent name>]`, or `["bundle", <path of an exported bundle>]`. The token
+in the answer is a Bearer in the `Authorization` header of everything marked *session*. Every answer concerns only the
+agent of that session.
 
 A refusal is `{"error": {"code", "message", "retryable"}}` with the codes of [errors](errors.md). A parameter or field
 that is not known is refused with those that are; a body needs `Content-Type: application/json`. No answer is waited for

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 from typing import Any
@@ -180,3 +181,33 @@ async def test_a_rotation_says_what_is_unread_and_what_it_dropped_is_in_both_inb
     assert (await run(terminal, "work", "--role", "reviewer", "--exec", "echo yes", "--once")).returncode == 0
     found = await run(terminal, "result", task, "--as", "hal", "--wait", "20")
     assert (found.returncode, found.stdout.strip()) == (0, "yes"), found.stderr
+
+
+async def test_arguments_and_files_that_cannot_be_used_are_refused_in_a_sentence_and_change_nothing(
+    terminal: Terminal, space: RealSpace
+) -> None:
+    await space.add("me")
+    folder = space.home.home.parent
+    nested, listed, binary = folder / "nested.json", folder / "listed.json", folder / "binary.md"
+    nested.write_text("[" * 100_000)
+    listed.write_text("[1, 2]")
+    binary.write_bytes(b"---\nname: \xff\xfe\n---")
+    pipe, link = folder / "pipe", folder / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(listed)
+    refusals = {
+        ("agent", "add", "ada", "--expires", "9999999999d"): "is too large: at most 3,155,760,000",
+        ("space", "set", "keep_bytes=99999999999999999999999999"): "is too large",
+        ("agent", "add", "--file", str(binary)): f"{binary} is damaged: it is not UTF-8 text",
+        ("agent", "import", str(nested)): "is not a bundle",
+        ("agent", "import", str(listed)): "it is not a JSON object",
+        ("agent", "export", "me", "--output", str(pipe)): f"{pipe} is not a plain file",
+        ("agent", "export", "me", "--output", str(link)): f"{link} is not a plain file",
+        ("agent", "export", "me", "--url", "nats://[x"): "is not an address of a NATS server",
+        ("send", "general", "x", "--home", str(listed)): "Not a directory",
+    }
+    for words, reason in refusals.items():
+        done = await run(terminal, *words)
+        assert (done.returncode, reason in done.stderr, "Traceback" in done.stderr) == (2, True, False), done
+    assert [row["name"] for row in json.loads((await run(terminal, "agent", "list", "--json")).stdout)] == ["me"]
+    assert (pipe.is_fifo(), link.is_symlink(), listed.read_text()) == (True, True, "[1, 2]")

@@ -163,6 +163,24 @@ def test_several_spaces_run_side_by_side(terminal: Terminal) -> None:
     assert [each["space"] for each in json.loads(terminal.run("space", "list", "--json").stdout)] == ["two"]
 
 
+def test_a_revoked_agent_stays_out_of_a_broker_that_starts_again_on_older_tokens(terminal: Terminal) -> None:
+    assert terminal.run("up", "--detach").returncode == 0
+    assert terminal.run("agent", "add", "ada").returncode == 0
+    creds = terminal.home.agent_creds("ada").read_text()
+    older = {path: path.read_text() for path in terminal.home.resolver.glob("*.jwt")}
+    assert terminal.run("agent", "revoke", "ada", "--yes").returncode == 0
+    for path, token in older.items():
+        path.write_text(token)
+    before = terminal.home.read_state()["broker_pid"]
+    os.kill(before, signal.SIGKILL)
+    until(lambda: terminal.home.read_state().get("broker_pid") not in (None, before))
+    until(lambda: terminal.run("status").returncode == 0)
+    terminal.home.agent_creds("ada").write_text(creds)
+    terminal.home.agent_creds("ada").chmod(0o600)
+    refused = terminal.run("status", "--as", "ada", "--json")
+    assert json.loads(refused.stdout)["steward"]["code"] == "revoked"
+
+
 def test_a_revoked_agent_stays_out_after_a_restart(terminal: Terminal) -> None:
     assert terminal.run("up", "--detach").returncode == 0
     assert terminal.run("agent", "add", "ada").returncode == 0

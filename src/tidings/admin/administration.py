@@ -42,7 +42,7 @@ from tidings.server.keyring import Keyring
 from tidings.server.resolver import push_token
 from tidings.server.streams import ensure_streams
 from tidings.util import failpoints
-from tidings.util.private_files import locked, write_atomic, write_private
+from tidings.util.private_files import locked, read_plain, write_atomic, write_private
 from tidings.wire.message import new_id
 from tidings.wire.names import covers_any, lookalikes, unfit_to_grant
 from tidings.wire.signing import KeyPair
@@ -557,7 +557,7 @@ def rights_of(row: Issued) -> AgentFile:
 def read_agent_file(home: SpaceHome, name: str) -> AgentFile:
     path = home.agents / f"{name}.md"
     try:
-        return parse_agent_file(path.read_text(), str(path))
+        return parse_agent_file(read_plain(path), str(path))
     except FileNotFoundError:
         raise UsageError(f"there is no agent file {path}") from None
 

@@ -248,8 +248,8 @@ class SpaceHome:
                     f"status; here one can be these agents: `tidings who --space {self.name} --as {names[0]}`"
                 )
             raise UsageError(f"there is no space {self.name!r} in {self.home}: {advice}") from None
-        except PermissionError as error:
-            raise ConfigError(f"cannot read {self.info_path}: permission denied") from error
+        except (PermissionError, NotADirectoryError) as error:
+            raise ConfigError(f"cannot read {self.info_path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, TypeError) as error:
             raise ConfigError(f"{self.info_path} is damaged: {error}") from error
 
@@ -267,9 +267,10 @@ class SpaceHome:
     def read_state(self) -> dict[str, Any]:
         """What the supervisor last wrote about itself; empty when it never ran."""
         try:
-            return dict(json.loads(self.state_path.read_text()))
-        except (OSError, ValueError):
+            found = json.loads(self.state_path.read_text())
+        except (OSError, ValueError, RecursionError):
             return {}
+        return found if isinstance(found, dict) else {}
 
     def write_state(self, state: dict[str, Any]) -> None:
         write_private(self.state_path, json.dumps(state, indent=1) + "\n")

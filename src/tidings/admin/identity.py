@@ -121,6 +121,8 @@ def bundle_identity(path: Path) -> Identity:
     """An agent from an exported bundle; whether others may read it matters of a file that is one."""
     try:
         bundle = json.loads(read_plain(path))
+        if not isinstance(bundle, dict):
+            raise ValueError("it is not a JSON object")
         if bundle.get("tidings", BUNDLE) != BUNDLE:
             raise ValueError(f"its version is {bundle['tidings']}, and this Tidings reads {BUNDLE}")
         _, key = jwt.split_credentials(bundle["creds"])
@@ -128,7 +130,7 @@ def bundle_identity(path: Path) -> Identity:
         subjects = Subjects(bundle["space"])
         anchor = (bundle["space_id"], bundle["steward_key"], bundle["url"])
         _check_url(bundle["url"])
-    except (ConfigError, ValueError, KeyError, TypeError, AttributeError, WireError) as error:
+    except (ConfigError, ValueError, KeyError, TypeError, AttributeError, RecursionError, WireError) as error:
         raise ConfigError(f"{path} is not a bundle written by `tidings agent export` ({error})") from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error

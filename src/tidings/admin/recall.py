@@ -109,7 +109,7 @@ def words(before: Issued | None, row: Issued, is_followed: bool, has_creds: bool
     if before is None and row.succeeds:
         return f"{row.name} has the key it was given since{lacking}"
     if before is None:
-        return f"{row.name}, added since, is an agent{lacking}"
+        return f"{row.name}, added since the copy, is an agent again{lacking}"
     if row.withheld and not before.withheld:
         return f"{row.name} may not post, as was decided since"
     return f"{row.name} has the access it was given since"

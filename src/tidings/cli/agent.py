@@ -23,6 +23,7 @@ from tidings.cli.context import (
     seconds,
 )
 from tidings.errors import ConflictError, StoreError, UnreachableError, UsageError
+from tidings.util.private_files import read_plain
 from tidings.wire.names import check_agent_name
 from tidings.wire.records import moment
 
@@ -98,7 +99,7 @@ def named_rights(
 def _described(ctx: Context, name: str | None, file: Path | None, changes: dict[str, Any]) -> AgentFile:
     if file is not None:
         try:
-            agent = parse_agent_file(file.read_text(), str(file))
+            agent = parse_agent_file(read_plain(file), str(file))
         except OSError as error:
             raise UsageError(f"cannot read {file}: {error.strerror}") from error
         if name and name != agent.name:
@@ -165,7 +166,7 @@ def show(ctx: SpaceContext, name: NameArgument) -> None:
     ctx.end_if_json(facts)
     output.table(("what", "value"), list(facts.items()))
     _say_withheld(row)
-    if path.exists() and (persona := parse_agent_file(path.read_text(), str(path)).persona):
+    if path.exists() and (persona := parse_agent_file(read_plain(path), str(path)).persona):
         output.line(f"\n{persona}")
     output.hint(f"tidings agent access {name}")
 
@@ -231,7 +232,7 @@ def access(
     current = AgentFile(name, row.roles, "", row.read, row.post, row.manage)
     path = ctx.home.agents / f"{name}.md"
     if path.exists():
-        kept = parse_agent_file(path.read_text(), str(path))
+        kept = parse_agent_file(read_plain(path), str(path))
         current = replace(current, description=kept.description, persona=kept.persona, extra=kept.extra)
     wanted = _described(ctx, name, file, rights) if file else replace(current, **rights).checked()
     # saying what it may post, even that it is nothing, ends what was withheld for a flood
@@ -442,6 +443,8 @@ def export(
     from tidings.admin.listening import address_for
     from tidings.util.private_files import read_private, write_private
 
+    if to is not None and (to.is_symlink() or (to.exists() and not to.is_file())):
+        raise UsageError(f"{to} is not a plain file: name one that is, or a new one")
     info = ctx.home.read_info()
     row = _row(ctx, name)
     if row.state != "active":

@@ -72,12 +72,14 @@ def duration(given: float | None) -> float | None:
     return given
 
 
+#: a hundred years, and what every language reads exactly
+LONGEST, MOST_BYTES = 36_525 * 86_400, 2**53 - 1
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def seconds(name: str, text: str) -> int:
-    return _amount(name, text, _SECONDS, "a time such as 3600, 90m, 12h or 7d")
+    return _amount(name, text, _SECONDS, "a time such as 3600, 90m, 12h or 7d", LONGEST)
 
 
 def moment(name: str, text: str) -> datetime:
@@ -93,14 +95,17 @@ def moment(name: str, text: str) -> datetime:
 
 
 def byte_count(name: str, text: str) -> int:
-    return _amount(name, text, _BYTES, "a size such as 1000000, 500M, 2G or 4GiB")
+    return _amount(name, text, _BYTES, "a size such as 1000000, 500M, 2G or 4GiB", MOST_BYTES)
 
 
-def _amount(name: str, text: str, units: dict[str, int], like: str) -> int:
+def _amount(name: str, text: str, units: dict[str, int], like: str, most: int) -> int:
     match = re.fullmatch(r"(\d+)([A-Za-z]*)", text)
     if not match or match[2] not in units:
         raise UsageError(f"{name}={text!r} is not {like}")
-    return int(match[1]) * units[match[2]]
+    amount = int(match[1]) * units[match[2]]
+    if amount > most:
+        raise UsageError(f"{name}={text!r} is too large: at most {most:,}")
+    return amount
 
 
 CountOption = Annotated[int, Option("-n", "--count", help="At most this many.", callback=countable)]

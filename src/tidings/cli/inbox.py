@@ -123,8 +123,9 @@ async def _list(ctx: Context, agent: HostEndpoint, wanted: dict[str, Any], count
 def _check_without_host(ctx: Context, given: dict[str, Any]) -> None:
     named = [name for name in WITH_HOST if given[name]]
     if named:
-        why = "goes without it (--direct)" if ctx.direct else f"no host runs in {ctx.home.home}: `tidings host up`"
-        raise HostUnreachable(f"--{named[0]} needs the host, which keeps mail, and this {why}")
+        missing = f"No host runs in {ctx.home.home}: start it with `tidings host up`."
+        why = "Leave out --direct." if ctx.direct else missing
+        raise HostUnreachable(f"--{named[0]} searches the mail that the host keeps. {why}")
 
 
 def _without_host(ctx: Context, channel: str | None, wait: float, count: int) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from tidings.nats.errors import Unwritable
+from tidings.nats.errors import InvalidAddress
 
 if TYPE_CHECKING:
     import ssl
@@ -85,7 +85,7 @@ class Address(NamedTuple):
         try:
             context.load_verify_locations(cadata=self.authority)
         except ssl.SSLError as error:
-            raise Unwritable(f"the authority of {self} is not a certificate: {error}") from error
+            raise InvalidAddress(f"the authority of {self} is not a certificate: {error}") from error
         return context
 
 
@@ -98,16 +98,16 @@ def parse_address(url: str) -> Address:
         )
         der = _decoded(asked.pop("authority")[0]) if "authority" in asked else None
     except ValueError as error:
-        raise Unwritable(f"{url!r} is not an address of a NATS server: {error}") from error
+        raise InvalidAddress(f"{url!r} is not an address of a NATS server: {error}") from error
     scheme, host = parts.scheme, parts.hostname
     if scheme not in DEFAULT_PORTS or not host or not _PATH.fullmatch(parts.path):
-        raise Unwritable(f"{url!r} is not an address of a NATS server: nats://, tls:// or wss://host:port")
+        raise InvalidAddress(f"{url!r} is not an address of a NATS server: nats://, tls:// or wss://host:port")
     websocket = scheme in WEBSOCKET
     name, order = asked.pop("name", [""])[0], asked.pop("handshake", ["first" if der or scheme == "wss" else ""])[0]
     if asked or order not in ("", "first") or (parts.query and scheme not in ENCRYPTED):
-        raise Unwritable(f"{scheme}://{parts.netloc}: after `?` a tls:// address may say {', '.join(QUERY)}")
+        raise InvalidAddress(f"{scheme}://{parts.netloc}: after `?` a tls:// address may say {', '.join(QUERY)}")
     if scheme == "ws" and not _is_here(host):
-        raise Unwritable(f"ws://{parts.netloc} is not encrypted, and not an address of this machine: wss://")
+        raise InvalidAddress(f"ws://{parts.netloc} is not encrypted, and not an address of this machine: wss://")
     path = parts.path if websocket else ""
     return Address(host, port, scheme in ENCRYPTED, der, name, order == "first", websocket, path)
 
@@ -134,7 +134,7 @@ def parse_addresses(servers: str | Sequence[str]) -> list[Address]:
     urls = servers.split(",") if isinstance(servers, str) else servers
     found = [parse_address(url.strip()) for url in urls if url.strip()]
     if not found:
-        raise Unwritable("no NATS server is named")
+        raise InvalidAddress("no NATS server is named")
     return found
 
 
@@ -172,7 +172,7 @@ def moved(before: str, urls: Sequence[str]) -> str:
     known = parse_addresses(before)
     each = [url.strip() for text in urls for url in text.split(",") if url.strip()]
     if not each:
-        raise Unwritable("no NATS server is named")
+        raise InvalidAddress("no NATS server is named")
     return ",".join(_moved(known, url) for url in each)
 
 
@@ -194,5 +194,5 @@ def shown(servers: str) -> str:
     """The same addresses for people: without what they trust. What is no address is shown as it is."""
     try:
         return ",".join(address.url for address in parse_addresses(servers))
-    except Unwritable:
+    except InvalidAddress:
         return servers

@@ -7,6 +7,7 @@
     ├── AuthRefused        (AuthRevoked) the server does not take this credential, or no longer does
     ├── PublishDenied      (DeniedError) the server does not let this user publish there
     ├── Unwritable         (WireError) a subject, header or payload that cannot be sent
+    │   └── InvalidAddress (UsageError) a text that is no address of a NATS server
     ├── ProtocolError      (UnreachableError) the other end does not speak NATS, or lies about sizes
     ├── NoResponders       nobody listens on that subject
     ├── ServerComplaint    anything else the server says with -ERR
@@ -33,6 +34,7 @@ from tidings.errors import (
     TidingsError,
     UnreachableError,
     UntrustedServer,
+    UsageError,
     WireError,
 )
 
@@ -74,6 +76,10 @@ class PublishDenied(NatsError, DeniedError):
 
 class Unwritable(NatsError, WireError):
     """A subject, header or payload that cannot be sent."""
+
+
+class InvalidAddress(UsageError, Unwritable):
+    """A text that is no address of a NATS server."""
 
 
 class ProtocolError(NatsError, UnreachableError):

@@ -67,6 +67,8 @@ def binary_version(binary: Path) -> tuple[int, ...]:
     """The version a binary says it is; refused below 2.15."""
     try:
         said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except subprocess.CalledProcessError as error:
+        raise PrerequisiteMissing(f"`{binary} --version` ended with code {error.returncode}") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise PrerequisiteMissing(f"{binary} does not run: {error}") from error
     match = re.search(r"v(\d+)\.(\d+)\.(\d+)", said)

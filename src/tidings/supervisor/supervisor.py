@@ -62,6 +62,8 @@ BROKER_GRACE = 15.0
 #: a look at the disk costs microseconds; what passes between two looks is found by writes that are not answered
 LOOK_AT_DISK = 0.25
 RESTART_EVERY = 10.0
+#: seconds that checking the account tokens may delay the start of a broker that ended
+RECALL_TIMEOUT = 5.0
 #: seconds between two looks whether the certificate is another one, and whether it should be
 LOOK_AT_CERTIFICATE, RENEW_CERTIFICATE = 2.0, 86_400.0
 #: seconds between two looks for credentials of agents that end before long; the shortest lives for 15 minutes
@@ -429,10 +431,27 @@ class Supervisor:
                     log.error("the broker ended with code %s", self.broker.exit_code)
                     self._troubled("broker")
                     await asyncio.sleep(next(backoff))
+                    recalled = await self._recall_tokens()
                     await self._start_broker()
+                    if not recalled:
+                        await self._recall_tokens()
                 self._recovered("broker", broker_pid=self.broker.pid)
             except TidingsError as error:
                 log.error("the broker does not start: %s", error)
+
+    async def _recall_tokens(self) -> bool:
+        """Returns whether the account tokens are those of the key registry.
+
+        A broker that starts on an older copy of them would let revoked agents in.
+        """
+        try:
+            async with asyncio.timeout(RECALL_TIMEOUT):
+                for each in (await self._administer("recall"))["done"]:
+                    log.warning("%s", each)
+        except (TidingsError, TimeoutError) as error:
+            log.error("the account tokens could not be checked before the broker starts: %r", error)
+            return False
+        return True
 
     async def _watch_credentials(self) -> None:
         """Those that end before long are renewed. Whose they are says the ledger, which needs no key to be read."""

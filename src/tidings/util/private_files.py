@@ -6,6 +6,7 @@ read it already. Locks are the kernel's (`flock`), so they end with the process,
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from tidings.errors import ConfigError, SpaceBusy
+from tidings.errors import ConfigError, SpaceBusy, StoreFull, TidingsError
 
 #: no file of keys or settings is larger
 LARGEST_READ = 16 * 1024 * 1024
@@ -57,7 +58,7 @@ def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise _write_failure(path, error) from error
     try:
         with os.fdopen(handle, "w") as file:
             file.write(text)
@@ -66,11 +67,16 @@ def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
             os.fsync(file.fileno())
         Path(temporary).replace(path)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise _write_failure(path, error) from error
     finally:
         with suppress(FileNotFoundError):
             Path(temporary).unlink()
     _sync_dir(path.parent)
+
+
+def _write_failure(path: Path, error: OSError) -> TidingsError:
+    kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
+    return kind(f"cannot write {path}: {error.strerror}")
 
 
 def _sync_dir(path: Path) -> None:
@@ -99,6 +105,8 @@ def read_plain(path: Path) -> str:
             raise ConfigError(f"{path} has {found.st_size} bytes, no file of Tidings is larger than {LARGEST_READ}")
         with os.fdopen(handle, encoding="utf-8", closefd=False) as file:
             return file.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is damaged: it is not UTF-8 text ({error.reason} at byte {error.start})") from error
     finally:
         os.close(handle)
 

@@ -1,5 +1,6 @@
 """Secrets are 0600 in 0700 or refused; locks name their holder and end with the process."""
 
+import errno
 import os
 import stat
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidings.errors import ConfigError, SpaceBusy
+from tidings.errors import ConfigError, SpaceBusy, StoreFull
 from tidings.util.private_files import (
     check_private,
     close_to_others,
@@ -120,3 +121,13 @@ def test_a_lock_is_its_owners_only_whoever_made_it(tmp_path: Path, no_umask: Non
     for name in ("new", "old"):
         with locked(tmp_path / name, "testing"):
             assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+
+def test_a_full_disk_is_reported_as_a_full_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(StoreFull, match=r"cannot write .*: No space left on device"):
+        write_private(tmp_path / "file", "text")
+    assert list(tmp_path.iterdir()) == []

@@ -29,6 +29,10 @@ KNOWN_PAIRS = (
     "An agent that knows two ids can learn whether and at which sequence one last sent the other a direct message; it "
     "cannot read it."
 )
+KNOWN_IDS = (
+    "An agent that may publish can learn the id of the newest message of the log, of direct messages and of tasks, and "
+    "so when something was sent; the id names neither sender nor content."
+)
 KNOWN_RULINGS = (
     "An agent can learn at which sequence the steward's lease and the settings of the space were last written."
 )
@@ -114,6 +118,22 @@ async def channel_traffic(stage: Stage) -> ProbeOutcome:
 async def direct_pairs(stage: Stage) -> ProbeOutcome:
     vic = stage.vic.id
     return await _pinned(stage, KNOWN_PAIRS, stage.subjects.direct(vic, vic), direct=True)
+
+
+@PROBES.probe("N5", "Ask for the id of the newest message of others.")
+async def newest_ids(stage: Stage) -> ProbeOutcome:
+    if stage.js.replicated:
+        return held("not tried: the header that asks stops a stream with replicas, as docs/scale.md says")
+    s = stage.subjects
+    payload, headers = stage.signed(stage.vic, stage.secret, "secret")
+    newest = [("Nats-Msg-Id", os.urandom(8).hex())]
+    await stage.vic.request(s.chat(stage.vic.id, stage.secret), payload, headers=[*headers, *newest])
+    asks = [("Nats-Expected-Last-Msg-Id", "nope")]
+    before = await stage.watch.mark()
+    said = await stage.mal.request(s.chat(stage.mal.id, stage.channel), stage.marked(), headers=asks)
+    if changed := await stage.unchanged(before):
+        return broken(changed)
+    return known(KNOWN_IDS) if newest[0][1] in said.data.decode() else held("the broker named no id")
 
 
 @PROBES.probe("N5", "Ask the steward for the health of the space and look for names in it.")
