@@ -161,9 +161,13 @@ async def test_an_inbox_that_is_killed_while_it_is_read_without_a_host_shows_eve
             assert reading.returncode == -signal.SIGKILL, f"{point} was not reached"
             marked = 1 if point == "mailbox.marked" else 0
             # one at a time: what the killed one had in hand comes when the broker's patience is over
-            again = [(await asyncio.to_thread(terminal.run, *read[:-1], "1")).stdout for _ in range(2 - marked)]
-            texts = [json.loads(line)["text"] for line in "".join([shown if marked else "", *again]).splitlines()]
-            assert sorted(texts) == [f"to all at {point}", f"to you at {point}"], "each, and no other again"
+            runs = [(await asyncio.to_thread(terminal.run, *read[:-1], "1")).stdout for _ in range(2 - marked)]
+            outputs = (shown, "".join(runs))
+            seen, again = ([json.loads(line)["text"] for line in text.splitlines()] for text in outputs)
+            # a message that is kept may be shown and settled before the killed process has acknowledged all of them
+            assert {*seen, *again} == {f"to all at {point}", f"to you at {point}"}, (point, seen, again)
+            assert len(again) == len(set(again)), "what was settled does not come again"
+            assert not marked or not set(seen) & set(again), "nor does what the killed process settled"
         assert "is empty" in (await asyncio.to_thread(terminal.run, "inbox", "--as", "bob", "--wait", "3")).stderr
     finally:
         terminal.close()

@@ -267,7 +267,10 @@ class TableFiles:
 
 
 def decoded(content: Any, schema: pa.Schema, columns: list[str] | None = None, where: Any = None) -> pa.Table:
-    return pq.read_table(pa.BufferReader(content), schema=schema, columns=columns, filters=where, use_threads=False)
+    # Arrow decodes on its own threads. One that released bytes of Python while the process ends would abort it.
+    owned = pa.allocate_buffer(len(content))
+    pa.FixedSizeBufferWriter(owned).write(content)
+    return pq.read_table(pa.BufferReader(owned), schema=schema, columns=columns, filters=where, use_threads=False)
 
 
 #: what reading a table raises if its bytes are not what they were

@@ -284,10 +284,17 @@ def test_what_retention_took_against_the_rules_is_told_as_lost(monkeypatch: Patc
 
 def test_what_was_owed_of_a_log_that_went_backwards_is_told_as_lost() -> None:
     delivery = World(1).deliverer
-    for channel, after in (("general", 5), ("team", 12), ("late", 30)):
+    for channel, after in (("general", 5), ("team", 12), ("edge", 20), ("late", 30)):
         delivery._record([DebtEvent(delivery._ledger.next_order(), "owe", "A", channel, after, "no room")])
     delivery.lose_debts(8, 20)
     told = [
         (each.lost.channel, each.lost.first, each.lost.last, each.lost.count) for each in delivery.debts.untold["A"]
     ]
     assert told == [("general", 8, 20, 13), ("team", 13, 20, 8)]
+
+
+def test_a_debt_that_is_written_off_is_told_with_its_range_and_count() -> None:
+    delivery = World(1).deliverer
+    delivery._record([DebtEvent(delivery._ledger.next_order(), "owe", "A", "general", 5, "no room")])
+    delivery.write_off(9)
+    assert [(each.lost.first, each.lost.last, each.lost.count) for each in delivery.debts.untold["A"]] == [(6, 8, 3)]

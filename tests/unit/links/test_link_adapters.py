@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidings.errors import AuthRevoked, DeniedError, EndedThere, MalformedRecord, PageRefused, UnreachableError
+from tidings.errors import (
+    AuthRevoked,
+    DeniedError,
+    EndedThere,
+    MalformedRecord,
+    OutcomeUnknown,
+    PageRefused,
+    UnreachableError,
+)
 from tidings.links.destination import WINDOW, WINDOW_BYTES, _windows
 from tidings.links.ports import LinkAdmission
 from tidings.links.source import AHEAD_FOR, RENEW_EVERY, PeerSource
@@ -79,6 +87,11 @@ async def test_a_hostile_steward_is_taken_for_what_its_answer_can_be(
         await source.page(Token(space="A", epoch="e", seq=0), 10)
     assert str(raised.value).isprintable()
     assert len(str(raised.value)) < 500
+
+
+async def test_a_peer_that_does_not_know_what_happened_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OutcomeUnknown):
+        await source_that_hears(refusal(OutcomeUnknown.code), monkeypatch).hello()
 
 
 async def test_records_that_were_not_asked_for_cannot_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,6 +351,13 @@ def test_a_malformed_lease_leaves_the_older_one(log: GeneratedLog) -> None:
     assert fold(log).lease == (good.seq, lease)
 
 
+def test_a_lease_holds_from_its_own_sequence_on(log: GeneratedLog, bob: str) -> None:
+    at = log.rule(log.subjects.steward_lease, Lease(op="3", holder="one", host="h", pid=1, key=log.steward.id)).seq
+    log.member(bob, "general", "in")
+    assert fold(log).as_of(at).lease is not None
+    assert fold(log).as_of(at - 1).lease is None
+
+
 def test_messages_are_neither_void_nor_effective(log: GeneratedLog, ada: str) -> None:
     chat, via = log.chat(ada, "general"), log.append(log.subjects.via("east", ada, "general"), b"{}")
     assert [verdict_of(log, record) for record in (chat, via)] == [Verdict.MESSAGE] * 2
