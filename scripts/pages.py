@@ -122,8 +122,8 @@ HTTP_HEAD = """# The HTTP API of the host
 Written by `make docs` from the routes themselves. The host listens on `run/host.sock` of its home, a unix socket for
 this user only; requests and answers are JSON. For programs in Python `tidings.connect(via="host")` speaks it.
 
-A session comes first. `POST /v1/challenge` returns a nonce. The program signs this text, five lines joined by line feeds,
-with the agent's key (Ed25519; the nkey seed is in its credential):
+A session comes first. `POST /v1/challenge` returns a nonce. The program signs this text, five lines joined by line
+feeds, with the agent's key (Ed25519; the nkey seed is in its credential):
 
     "tidings host session 1\\n<space id>\\n<agent id>\\n<path of the host's socket, without symbolic links>\\n<nonce>"
 

@@ -357,7 +357,7 @@ async def test_a_request_is_signed_by_the_key_it_names_and_only_that_key_opens_t
     sealed = base64.b64decode(said["sealed"])
     assert b'"name": "bob"' in key.open_sealed(sealed)
     heard = b"".join(message.data for message in overheard.waiting())
-    assert b"bob" not in heard
+    assert b'"bob"' not in heard, "in quotes: three letters may occur in what is sealed"
     with pytest.raises(tidings.errors.BadSignature):
         other.open_sealed(sealed)
     await connection.close()
