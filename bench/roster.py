@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import tempfile
 import time
@@ -21,6 +20,8 @@ from typing import Any
 
 from measuring import report
 from tidings.admin.agents import AgentFile
+from tidings.contract.agents import BeatRequest, RosterRequest
+from tidings.rpc.control import encode_request
 from tidings.wire.message import new_id
 from tidings_testing.processes import steward_child
 from tidings_testing.real_space import AgentClient, RealSpace, real_space
@@ -50,11 +51,10 @@ async def share_of_core(pid: int, seconds: float) -> float:
 
 
 async def beat_for_ever(agent: AgentClient, phase: float) -> None:
-    said: dict[str, Any] = {"session": new_id(), "status": "idle", "activity": None, "model": None}
+    beat = BeatRequest(session=new_id(), status="idle")
     subject = agent.subjects.control("presence", agent.id)
     while True:
-        body = json.dumps({"op": new_id(), "do": "beat", "attention": {"mode": "open"}, **said}).encode()
-        await agent.connection.publish(subject, body)
+        await agent.connection.publish(subject, encode_request(beat, None))
         await asyncio.sleep(phase or BEAT_EVERY)
         phase = 0.0
 
@@ -90,8 +90,8 @@ async def main() -> None:
         ]
         await asyncio.sleep(3)
         arrival = len(heard)
-        rows_told = (await agents[0].control.call("roster", "snapshot"))["rows"]
-        online = sum(row["status"] != "offline" for row in rows_told)
+        roster = await agents[0].control.call(RosterRequest())
+        online = sum(row.online for row in roster.rows)
         if online != len(agents):
             raise RuntimeError(f"{online} of {len(agents)} agents are online: this would measure something else")
         heard.clear()

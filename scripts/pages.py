@@ -2,7 +2,7 @@
 
 Names, order and meanings of errors are those of the tree in `errors.py`, codes those of the classes. What to do is
 written here; an error without a remedy of its own has that of its parent. Operations come from the table in
-`wire/operations.py`, routes from what the host serves. A test holds pages and code together.
+`contract/`, routes from what the host serves. A test holds pages and code together.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tidings import errors
+from tidings.contract import core
+from tidings.contract.catalogue import OPERATIONS
 from tidings.errors import TidingsError
 from tidings.host.http_api import STATUS, ApiRoute, api_routes
-from tidings.wire.operations import OPERATIONS, Operation, answer_fields
 
 EXIT_CODES = {
     0: "ok",
@@ -97,15 +100,15 @@ REMEDIES: dict[str, str] = {
 
 CONTROL_HEAD = """# Control requests
 
-Written by `make docs` from the table in `wire/operations.py`, which is also what requests are held against. A client in
+Written by `make docs` from the declarations in `contract/`, by which requests are read. A client in
 any language asks the steward by publishing strict JSON to `td.<space>.ctl.<service>.<its id>`, with a reply subject in
 its own inbox:
 
     {"op": "<8 to 64 characters, yours to choose>", "do": "<verb>", "<argument>": <value>, ...}
 
 The answer is `{"ok": true, ...}` or `{"ok": false, "error": {"code": ..., "message": ...}}`, with the words of
-[errors](errors.md) as codes. `null` is the same as leaving an argument out; an argument or verb that is not known is
-refused with those that are.
+[errors](errors.md) as codes. An argument in parentheses may be left out; `null` is accepted where the schema
+says so. An argument or verb that is not known is refused with those that are.
 
 - `once`: the same `op` of the same agent takes effect once and always gets the same answer: repeat
   it after an unknown outcome. (Of an agent the last 1,024 that wrote a record are remembered.)
@@ -184,20 +187,31 @@ def operation_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _operation_row(operation: Operation) -> str:
-    arguments = ", ".join(f"`{name}` {kind.words}" for name, kind in operation.arguments.items())
+def _operation_row(operation: core.Operation) -> str:
+    arguments = ", ".join(_field_text(field) for field in operation.fields.values())
     marks = ["once"] if operation.once else []
     marks += [f"waits {operation.waits:.0f} s"] if operation.waits else []
     marks += ["host"] if operation.host else []
-    answer = ", ".join(f"`{name}`" if always else f"(`{name}`)" for name, always in answer_fields(operation).items())
-    words = (operation.service, f"`{operation.do}`", arguments, answer, operation.says, ", ".join(marks))
+    answer = ", ".join(map(_field_text, _fields_of(operation.answer)))
+    words = (operation.service, f"`{operation.verb}`", arguments, answer, operation.summary, ", ".join(marks))
     return f"| {' | '.join(words)} |"
+
+
+def _fields_of(struct: Any) -> tuple[msgspec.inspect.Field, ...]:
+    described = msgspec.inspect.type_info(struct)
+    assert isinstance(described, msgspec.inspect.StructType)
+    return described.fields
+
+
+def _field_text(field: msgspec.inspect.Field) -> str:
+    """Returns the name of a field, in parentheses if it may be missing."""
+    return f"`{field.encode_name}`" if field.required else f"(`{field.encode_name}`)"
 
 
 def http_page() -> str:
     """docs/host-api.md."""
     routes = [line for route in api_routes() for line in _route(route)]
-    passed = ", ".join(f"`{each.service}/{each.do}`" for each in OPERATIONS.values() if each.host)
+    passed = ", ".join(f"`{each.name.replace(' ', '/')}`" for each in OPERATIONS.values() if each.host)
     statuses = ", ".join(f"{number} {kind.code}" for kind, number in STATUS)
     return "\n".join(
         [

@@ -47,6 +47,7 @@ from scale_page import (
 from scale_world import BEGAN, SUBJECTS, Assumed, World
 from tidings import __version__
 from tidings.admin.agents import Issued, Ledger
+from tidings.contract.agents import KeptAttention
 from tidings.delivery.deliverer import DeliverBatch, Deliverer
 from tidings.delivery.ledger import DELIVERIES, DeltaLedger, LedgerPaths
 from tidings.model.blocks import MadeBlock, Segments, cut_blocks
@@ -61,13 +62,12 @@ from tidings.server.streams import MAX_BUDGET
 from tidings.steward.context import Intervals
 from tidings.steward.fair_queue import Admission
 from tidings.steward.receipts import KEPT as RECEIPTS_KEPT
-from tidings.steward.requests import answer, check_arguments, parse_request
+from tidings.steward.requests import parse_request
 from tidings.steward.retention import DEFAULT_SHARE, RECORD_OVERHEAD, stored_size
 from tidings.steward.roster import RosterTable
-from tidings.steward.roster_service import Standing
 from tidings.wire.frames import SECRET_BYTES, BlockSealer, encode_frame
 from tidings.wire.records import StoredRecord, encode_headers
-from tidings.wire.roster import Agent, Attention, Delta, read_beat, sign_delta
+from tidings.wire.roster import Agent, Attention, Delta, sign_delta
 
 ROOT = Path(__file__).parents[1]
 SIZES = (100, 1_000, 10_000, 100_000)
@@ -208,7 +208,7 @@ def _measure_roster(world: World, table: Table, found: Figures) -> None:
     each = found["changes_per_s"] * found["row_bytes"] + rate * (told - found["row_bytes"])
     found["roster_bytes_each_per_s"] = each
     found["roster_bytes_per_s"] = each * world.agents
-    standing = {owner: Standing(Attention("focus", {"team.>": "quiet"}), BEGAN * 1000) for owner in world.ids}
+    standing = {owner: KeptAttention(Attention("focus", {"team.>": "quiet"}), BEGAN * 1000) for owner in world.ids}
     found["attention_bytes"] = len(msgspec.json.encode(standing))
 
 
@@ -218,7 +218,7 @@ def _measure_snapshot(roster: RosterTable, found: Figures) -> None:
     with cpu(found, "snapshot_s"):
         while more:
             page, more = roster.page(after)
-            answers.append(answer({"rows": msgspec.to_builtins(page), "next": page[-1].id if more else None}))
+            answers.append(msgspec.json.encode({"rows": page, "next": page[-1].id if more else None}))
             after = page[-1].id
     found["snapshot_pages"] = len(answers)
     found["snapshot_bytes"] = sum(map(len, answers))
@@ -244,9 +244,8 @@ def _measure_beats(world: World, roster: RosterTable, found: Figures) -> None:
         for subject, body in asked:
             data = body.encode()
             admission.judge(subject.rpartition(".")[2], len(data), 0.0)
-            request = parse_request(SUBJECTS, subject, data)
-            check_arguments(request)
-            roster.beat(request.sender, read_beat(request.arguments), 0.0, BEGAN)
+            call = parse_request(SUBJECTS, subject, data)
+            roster.beat(call.caller.id, call.request, 0.0, BEGAN)
     found["beats_share"] = found["beats_per_s"] * found["beat_us"] / 1e6
     fresh = Admission()
     with cpu(found, "admission_s"):

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import nkeys
 
+from tidings.contract.agents import BeatRequest
 from tidings.model.projection import LogRecord
 from tidings.server.keyring import Keyring
 from tidings.steward.roster import RosterTable
 from tidings.wire import rulings, subjects
 from tidings.wire.message import Sender, compose
 from tidings.wire.records import StoredRecord, encode_headers
-from tidings.wire.roster import Beat
 from tidings.wire.rulings import Access, Member
 from tidings.wire.signing import ACCOUNT, OPERATOR, SIGNATURE_HEADER, USER, KeyPair, encode_public
 from tidings.wire.subjects import Subjects
@@ -186,7 +186,7 @@ class World:
         table.admit(self.ids)
         for number, owner in enumerate(self.ids):
             said = self.beat(number)
-            beat = Beat(session=str(said["session"]), status="idle", model=str(said["model"]))
+            beat = BeatRequest(session=str(said["session"]), status="idle", model=str(said["model"]))
             table.beat(owner, beat, 0.0, BEGAN + number)
             table.take(owner, str(said["session"]), None, BEGAN * 1000 + number)
         return table

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from golden import vectors
+from tidings.contract.catalogue import OPERATIONS
 from tidings.wire.message import EXTENSION_KIND, Message
-from tidings.wire.operations import OPERATIONS
 
 FOLDER = Path(__file__).parents[1] / "src/tidings/wire/vectors"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -27,30 +27,26 @@ def answer_schema() -> dict[str, Any]:
     kinds = [each.answer for each in OPERATIONS.values()]
     references, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     said = {"description": "besides `ok`, which is true"}
-    return parts | {f"{s} {do} answer": {**said, **each} for (s, do), each in zip(OPERATIONS, references, strict=True)}
+    return parts | {f"{name} answer": {**said, **each} for name, each in zip(OPERATIONS, references, strict=True)}
 
 
 def control_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of every control request, by `<service> <do>`."""
-    op = {"type": "string", "minLength": 8, "maxLength": 64, "description": "chosen by whoever asks"}
-    return {
-        f"{each.service} {each.do}": {
-            "title": f"{each.service} {each.do}",
-            "description": each.says,
+    """JSON Schema (draft 2020-12) of every control request, by `<service> <do>`, and of what they are made of."""
+    op = {"type": "string", "minLength": 8, "maxLength": 64, "description": "chosen by the caller"}
+    found: dict[str, Any] = {}
+    for each in OPERATIONS.values():
+        _, parts = msgspec.json.schema_components([each.request], ref_template="#/$defs/{name}")
+        fields = parts.pop(each.request.__name__)
+        found |= parts
+        found[each.name] = {
+            "title": each.name,
+            "description": each.summary,
             "type": "object",
-            "properties": {
-                "op": op,
-                "do": {"const": each.do},
-                **{
-                    name: {"anyOf": [kind.schema, {"type": "null"}]} if kind.schema else {}
-                    for name, kind in each.arguments.items()
-                },
-            },
-            "required": ["op", "do"],
+            "properties": {"op": op, "do": {"const": each.verb}, **fields["properties"]},
+            "required": ["op", "do", *fields["required"]],
             "additionalProperties": False,
         }
-        for each in OPERATIONS.values()
-    }
+    return found
 
 
 def message_schema() -> dict[str, Any]:

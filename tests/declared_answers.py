@@ -7,18 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidings.steward.requests import Answer, ControlRequest, Dispatcher, Handler
-from tidings.wire.operations import OPERATIONS
+from tidings.contract.catalogue import OPERATIONS
+from tidings.contract.core import Answer, Caller
+from tidings.steward.requests import Dispatcher, Handler
 
 
-def wrong_with(service: str, do: str, answer: Answer) -> str | None:
+def wrong_with(name: str, answer: Any) -> str | None:
     """What of an answer is not as declared: a field too many or too few, at any depth, or of another type."""
     plain = msgspec.json.decode(msgspec.json.encode(answer))
     try:
-        known = msgspec.to_builtins(msgspec.convert(plain, OPERATIONS[service, do].answer))
+        known = msgspec.json.decode(msgspec.json.encode(msgspec.convert(plain, OPERATIONS[name].answer)))
     except msgspec.ValidationError as error:
-        return f"{service} {do}: {error}"
-    return None if known == plain else f"{service} {do} answers {plain}, of which only {known} is declared"
+        return f"{name}: {error}"
+    return None if known == plain else f"{name} answers {plain}, of which only {known} is declared"
 
 
 @contextmanager
@@ -26,10 +27,10 @@ def held_to_the_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     wrong: list[str] = []
     serve = Dispatcher.serve
 
-    def checked(key: tuple[str, str], handler: Handler) -> Handler:
-        async def answered(request: ControlRequest) -> Answer:
-            answer = await handler(request)
-            if (found := wrong_with(*key, answer)) is not None:
+    def checked(name: str, handler: Handler) -> Handler:
+        async def answered(caller: Caller, request: Any) -> Answer:
+            answer = await handler(caller, request)
+            if (found := wrong_with(name, answer)) is not None:
                 wrong.append(found)
             return answer
 
@@ -37,7 +38,7 @@ def held_to_the_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def serve_checked(self: Dispatcher, *parts: Any) -> None:
         serve(self, *parts)
-        self.handlers = {key: checked(key, handler) for key, handler in self.handlers.items()}
+        self.handlers = {name: checked(name, handler) for name, handler in self.handlers.items()}
 
     monkeypatch.setattr(Dispatcher, "serve", serve_checked)
     yield

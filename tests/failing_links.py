@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -29,6 +29,7 @@ from linked_spaces import LINK, text_of
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import PeerAccess
 from tidings.client.connect import connect_directly
+from tidings.contract.core import Request
 from tidings.links import replicator, running_link
 from tidings.links.link_store import last_row
 from tidings.links.local_socket import ask
@@ -42,6 +43,8 @@ from tidings.wire.subjects import Chat, Via
 from tidings_testing.proxy import FaultProxy, fault_proxy
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually
+
+A = TypeVar("A")
 
 #: who talks in each space
 SPEAKERS = {"main": ("ada", "eve"), "acme": ("bob", "bea")}
@@ -70,9 +73,9 @@ class CountedSpaces(NatsSpaces):
         found = PeerSource(access.url, creds, access.space, on_wake=on_wake, prepare=prepare, patience=self.patience)
         real = found.ask
 
-        async def counted(do: str, **arguments: Any) -> dict[str, Any]:
-            self.asked[do] += 1
-            return await real(do, **arguments)
+        async def counted(request: Request[A]) -> A:
+            self.asked[request.operation.verb] += 1
+            return await real(request)
 
         found.ask = counted  # type: ignore[method-assign]
         return found

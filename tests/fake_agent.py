@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from tidings.client.directory import resolve_among
 from tidings.client.host_http import Json, ServerEvent
 from tidings.client.incoming import Events, Incoming, Past
@@ -22,6 +24,9 @@ from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left
 from tidings.client.message_json import content_json, read_message
 from tidings.client.redelivery import Retry
 from tidings.client.tasks import Job, TaskResult, TaskTicket
+from tidings.contract.catalogue import OPERATIONS
+from tidings.contract.core import Request
+from tidings.contract.mail import DeadTaskRow, HostTrace, TracedReceipt
 from tidings.errors import (
     AuthRevoked,
     ConnectionLost,
@@ -34,9 +39,9 @@ from tidings.errors import (
 )
 from tidings.wire import message as wire
 from tidings.wire.message import Mention, Message, Sender, write_parts
-from tidings.wire.names import covers_any, covers_pattern, unmarked
-from tidings.wire.operations import OPERATIONS
+from tidings.wire.names import check_channel, covers_any, covers_pattern, unmarked
 from tidings.wire.roster import Agent, Status
+from tidings.wire.states import ReceiptStage
 
 ADA, BOB = "U" + "A" * 55, "U" + "B" * 55
 NOW = "2026-01-01T00:00:00.000+00:00"
@@ -529,40 +534,45 @@ class FakeAgent(AgentInterface):
         self.asked.append(("status", status, activity, model))
         return True
 
-    async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
+    async def call(self, request: Any, do: str = "", **arguments: Any) -> Any:
         self._needs_the_space()
-        operation = OPERATIONS.get((service, do))
-        if operation is None or not operation.host:
-            raise UsageError(f"the host does not pass on {service}/{do}")
-        if strange := arguments.keys() - operation.arguments.keys():
-            raise UsageError(f"{service} {do} has no argument {', '.join(strange)}")
-        return dict(getattr(self, f"_{service}_{do}")(**arguments))
+        if not isinstance(request, Request):
+            operation = OPERATIONS.get(f"{request} {do}")
+            if operation is None:
+                raise UsageError(f"the host does not pass on {request}/{do}")
+            return msgspec.to_builtins(await self.call(operation.decode(arguments)))
+        name = request.operation.name
+        if not request.operation.host:
+            raise UsageError(f"the host does not pass on {name}")
+        found = getattr(self, f"_{name.replace(' ', '_')}")(**msgspec.to_builtins(request))
+        return msgspec.convert(found, request.operation.answer)
 
     def _channel_list(self) -> Json:
         """Those that somebody is in, as far as it may be read, and those that are listed anyway."""
         inside = {each for box in self.world.boxes.values() for each in box.joined}
         readable = {each for each in inside if covers_any(self.box.access["read"], each) or each in self.joined}
         others = sorted(readable - {each["channel"] for each in self.listed})
-        return {"channels": [*self.listed, *map(self._channel, others)], "next": None}
+        return {"channels": [*self.listed, *map(self._channel, others)], "next": None, "seq": 0}
 
     def _channel(self, name: str) -> Json:
         members = len(self._member_members(name)["members"])
-        return channel(name, joined=covers_any(self.joined, name), members=members)
+        return channel(name, joined=covers_any(self.joined, name), members=members) | {"seq": 0, "backstop": {}}
 
     def _channel_info(self, channel: str) -> Json:
-        return self._channel(channel)
+        return self._channel(check_channel(channel))
 
     def _member_list(self) -> Json:
-        return {"memberships": [{"pattern": each} for each in self.joined]}
+        return {"memberships": [{"pattern": each, "joined": 1} for each in self.joined], "seq": 0}
 
     def _member_members(self, channel: str) -> Json:
         inside = [each for each in self.world.agents if covers_any(self.world.boxes[each.id].joined, channel)]
-        return {"members": [{"id": each.id, "name": each.name} for each in inside], "next": None}
+        return {"members": [{"id": each.id, "name": each.name} for each in inside], "next": None, "seq": 0}
 
     def _attention_get(self) -> Json:
-        return {"standing": self.box.attention, "running": None}
+        return {"standing": self.box.attention, "number": 1, "running": None}
 
-    def _attention_set(self, mode: str | None, channels: dict[str, str]) -> Json:
+    def _attention_set(self, mode: str | None = None, channels: dict[str, str] | None = None) -> Json:
+        channels = channels or {}
         self.asked.append(("attention", mode, channels))
         before = self.box.attention
         self.box.attention = {"mode": mode or before["mode"], "channels": before["channels"] | channels}
@@ -570,15 +580,30 @@ class FakeAgent(AgentInterface):
 
     def _dead_list(self) -> Json:
         dead = [each for each in self.world.tasks if each.state == "dead" and each.asker.id == self.id]
-        return {"dead": [{"seq": each.seq, "reasons": each.reasons} for each in dead]}
+        rows = [
+            DeadTaskRow(
+                seq=each.seq,
+                id=each.message.id,
+                role=each.role,
+                asker=each.asker.id,
+                asker_name=each.asker.name,
+                cause="failed",
+                attempts=each.attempt,
+                reasons=tuple(each.reasons),
+                workers=(),
+                at="",
+            )
+            for each in dead
+        ]
+        return {"dead": rows, "more": False, "mail": []}
 
-    async def trace(self, sent: Receipt | str) -> dict[str, Any]:
+    async def trace(self, sent: Receipt | str) -> HostTrace:
         self._needs_the_space()
         mid = sent if isinstance(sent, str) else sent.id
         row = self.box.outbox.get(mid)
         read = row and row["kind"] == "dm" and (await self.receipt(mid, timeout=0)).stage == "read"
-        receipts = [{"stage": "read"}] if read else []
-        return {"id": mid, "stored": [], "receipts": receipts, "names": {}, "outbox": row}
+        receipts = (TracedReceipt(kind="dm", sender=self.id, stage=ReceiptStage.READ, stages={}),) if read else ()
+        return HostTrace(mid, (), receipts, {}, row)
 
     # --- tasks ---
 

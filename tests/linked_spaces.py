@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidings.admin.linking import Linked, Linker
+from tidings.contract.links import LinkPageRequest
+from tidings.links.source import read_page
 from tidings.nats import jwt
 from tidings.nats.client import Connection, connect
 from tidings.rpc.control import ControlClient
 from tidings.wire import message as wire_message
 from tidings.wire import signing
-from tidings.wire.link_exchange import read_page
 from tidings.wire.links import LinkPage, Token
 from tidings.wire.rulings import Link
 from tidings.wire.signing import ACCOUNT, KeyPair
@@ -65,7 +66,7 @@ class PeerClient:
     async def page(self, token: Token | None = None, **fields: Any) -> LinkPage:
         token = token or Token(space=self.space_id, epoch="", seq=0)
         asked = {"space": token.space, "epoch": token.epoch, "after": token.seq, "mark": token.mark, **fields}
-        return read_page(await self.control.call("link", "page", **asked))
+        return read_page(await self.control.call(LinkPageRequest(**asked)))
 
     async def all_of(self, token: Token | None = None, **fields: Any) -> list[LinkPage]:
         """Pages to the end."""

@@ -74,8 +74,8 @@ async def _quiet(space: RealSpace, ada: CodingAgent, bob: CodingAgent) -> None:
         await bob("set_attention", channels={"general": "muted"})
 
         async def heeded() -> bool:
-            running = (await beside.attention())["running"]
-            return bool(running and running["channels"] == {"general": "muted"})
+            running = (await beside.attention()).running
+            return bool(running and running.channels == {"general": "muted"})
 
         await eventually(heeded, what="the host heeds the new attention", within=20)
         waiting = asyncio.create_task(bob("read_inbox", wait=15))

@@ -43,7 +43,7 @@ async def test_an_agent_that_is_revoked_and_whose_token_still_holds_is_told_so_i
     row = (await space.add("mal")).row
     await space.add("me")
     async with space.administer() as admin:
-        await admin.ask("revoke", id=row.id)
+        await admin.call("admin", "revoke", id=row.id)
     for words in (("inbox",), ("dm", "me", "hello")):
         done = await run(terminal, *words, "--as", "mal")
         assert (done.returncode, done.stdout) == (4, ""), done.stderr

@@ -58,14 +58,14 @@ async def life(disk: Path) -> dict[str, Any]:
             met["after"] = await send(10)
         asked: list[dict[str, Any]] = []
         steward = await new_steward(space, asked)
-        met["problems"] = (await steward.health.facts())["problems"]
+        met["problems"] = (await steward.health.facts()).problems
         with suppress(AssertionError):
             await eventually(lambda: bool(asked), what="it asks for a restart")
         met["asked"] = asked[:1]
         await space.stop_steward()
         await space.restart_broker()
         steward = await new_steward(space, asked)
-        met["problems after a restart"] = (await steward.health.facts())["problems"]
+        met["problems after a restart"] = (await steward.health.facts()).problems
     return met
 
 

@@ -196,7 +196,7 @@ async def test_memberships_older_than_any_limit_survive_a_clean_restart_of_every
         joined = (await agent.control.call("member", "join", pattern="general"))["seq"]
         await agent.post("general", b"old")
     async with crowd.administer() as admin:
-        await admin.ask("space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+        await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
     async with crowd.core() as js:
 
         async def is_empty() -> bool:

@@ -111,10 +111,10 @@ async def let_age(links: FailingLinks, _folder: Path) -> None:
     last = max(each.seq for each in await texts_in(links.main) if each.text == LATE[-1])
     steward.retention.link_age = 0
     async with links.main.administer() as admin:
-        await admin.ask("space_set", parts={"deliver": "off", "archive": "off"}, keep_age=0)
+        await admin.call("admin", "space_set", parts={"deliver": "off", "archive": "off"}, keep_age=0)
     await eventually(lambda: steward.table.floor > last, within=20, what="it is removed")
     async with links.main.administer() as admin:
-        await admin.ask("space_set", keep_age=86_400)
+        await admin.call("admin", "space_set", keep_age=86_400)
 
 
 async def make_anew(links: FailingLinks, _folder: Path) -> None:

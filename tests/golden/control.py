@@ -208,7 +208,7 @@ def _exchanges() -> list[dict[str, Any]]:
             "member",
             "join",
             {"patern": "general"},
-            _refused("usage", "member join takes the arguments epoch, marks, pattern, not 'patern'"),
+            _refused("usage", "member join: unknown field 'patern'; it has pattern, epoch, marks"),
         ),
         _exchange(
             "a page of history",

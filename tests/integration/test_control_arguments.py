@@ -2,18 +2,20 @@
 
 import itertools
 import json
+from collections.abc import Collection, Iterator
 from typing import Any
 
+import msgspec
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, FormatChecker, ValidationError, validators
 
 from schema import control_schema
+from tidings.contract.catalogue import OPERATIONS
+from tidings.contract.core import Moment
 from tidings.errors import UsageError
-from tidings.steward.requests import ControlRequest, check_arguments
 from tidings.wire.message import new_id
-from tidings.wire.operations import OPERATIONS
-from tidings.wire.subjects import AGENT_SERVICES
 from tidings_testing.real_space import RealSpace
+from tools.examples import example
 
 #: one of each kind that strict JSON has, and the numbers at the edges
 VALUES: tuple[Any, ...] = ("x", "", [], ["x"], [["x"]], {}, {"a": [1]}, [{"stage": ["read"], "seq": 1}], True, None)
@@ -26,41 +28,64 @@ async def test_a_client_is_told_what_it_may_ask_for(space: RealSpace) -> None:
     async with space.agent("ada") as ada:
         told = (await ada.control.call("health", "describe"))["operations"]
     known = {(each["service"], each["do"]): each for each in told}
-    assert set(known) == {each for each in OPERATIONS if each[0] in AGENT_SERVICES}
-    assert known["member", "leave"]["arguments"] == {"pattern": "a text", "joined": "a whole number"}
+    assert set(known) == {(each.service, each.verb) for each in OPERATIONS.values() if each.caller == "agent"}
+    assert known["member", "leave"]["arguments"] == {"pattern": "required", "joined": "optional"}
     assert (known["member", "join"]["once"], known["receipt", "wait"]["waits"]) == (True, 25.0)
+
+
+def _check_base64(_validator: Any, _encoding: Any, value: Any, _schema: Any) -> Iterator[ValidationError]:
+    try:
+        msgspec.convert(value, bytes)
+    except msgspec.ValidationError:
+        yield ValidationError("not base64")
+
+
+WithBase64: Any = validators.extend(Draft202012Validator, {"contentEncoding": _check_base64})  # type: ignore[no-untyped-call]
 
 
 def test_the_schema_refuses_what_the_steward_refuses_and_takes_what_it_takes() -> None:
     schemas = control_schema()
-    assert set(schemas) == {" ".join(each) for each in OPERATIONS}
-    for (service, do), operation in OPERATIONS.items():
-        for name, value in itertools.product(operation.arguments, VALUES):
-            request = ControlRequest(service, "U", "op-12345", do, {name: value})
-            body = {"op": request.op, "do": do, name: value}
+    assert schemas.keys() >= OPERATIONS.keys()
+    formats = FormatChecker(())
+    formats.checks("date-time", msgspec.ValidationError)(lambda value: msgspec.convert(value, Moment) is not None)
+    for name, operation in OPERATIONS.items():
+        validator = WithBase64(schemas[name] | {"$defs": schemas}, format_checker=formats)
+        whole = {field: example(operation.fields[field].type) for field in operation.fields}
+        required = {field: value for field, value in whole.items() if operation.fields[field].required}
+        tries = [{**required, field: value} for field, value in itertools.product(operation.fields, VALUES)]
+        tries += [{k: v for k, v in required.items() if k != missing} for missing in required]
+        for arguments in (whole, required, {**required, "unknown": 1}, *tries):
             try:
-                check_arguments(request)
+                operation.decode(arguments)
             except UsageError:
                 taken = False
             else:
                 taken = True
-            assert Draft202012Validator(schemas[f"{service} {do}"]).is_valid(body) == taken, (service, do, name, value)
+            body = {"op": "op-12345", "do": operation.verb, **arguments}
+            assert validator.is_valid(body) == taken, (name, arguments)
 
 
 UNKNOWN: tuple[tuple[str, str, dict[str, Any], str], ...] = (
-    ("confirm", "record", {"seq": 1, "stream": ["log"]}, "confirm record: `stream` must be a text"),
-    ("receipt", "wait", {"id": new_id(), "stage": ["read"]}, "receipt wait: `stage` must be a text"),
-    ("receipt", "put", {"receipts": ["read"]}, "receipt put: `receipts` must be a list of objects"),
-    ("task", "fail", {"seq": True, "reason": "no"}, "task fail: `seq` must be a whole number"),
-    ("member", "join", {"patern": "general"}, "member join takes the arguments epoch, marks, pattern, not 'patern'"),
-    ("member", "list", {"of": "bob"}, "member list takes no arguments, not 'of'"),
+    ("confirm", "record", {"seq": 1, "stream": ["log"]}, "confirm record: `stream`: expected str, got array"),
+    ("confirm", "record", {}, "confirm record: missing field `seq`"),
+    ("member", "leave", {"pattern": "a", "joined": True}, "member leave: `joined`: expected int | null, got bool"),
+    ("member", "deaf", {"channel": "a", "ids": ["x"] * 99}, "member deaf: `ids`: expected array of length <= 32"),
+    (
+        "receipt",
+        "wait",
+        {"id": new_id(), "to": "x", "stage": ["read"]},
+        "receipt wait: `stage`: expected str, got array",
+    ),
+    ("receipt", "put", {"receipts": ["read"]}, "receipt put: `receipts[0]`: expected object, got str"),
+    ("task", "fail", {"seq": True, "reason": "no"}, "task fail: `seq`: expected int, got bool"),
+    ("member", "join", {"patern": "a"}, "member join: unknown field 'patern'; it has pattern, epoch, marks"),
+    ("member", "list", {"of": "bob"}, "member list: unknown field 'of'; it has no fields"),
     (
         "member",
         "jion",
         {"pattern": "general"},
         "the service member has no 'jion': its verbs are deaf, join, leave, list",
     ),
-    ("page", "get", {}, "the service page has no 'get': it has no verbs yet"),
 )
 
 
@@ -77,10 +102,10 @@ async def test_no_value_of_any_argument_makes_the_steward_fail(space: RealSpace)
     await space.add("mal", roles=["reviewer"], manage=["general"])
     assert space.steward is not None
     async with space.agent("mal") as mal:
-        for (service, do), operation in OPERATIONS.items():
-            known = operation.arguments
-            if service not in AGENT_SERVICES:
-                continue
+        table: dict[tuple[str, str], Collection[str]] = {
+            (each.service, each.verb): each.fields for each in OPERATIONS.values() if each.caller == "agent"
+        }
+        for (service, do), known in table.items():
             likely = {"id": new_id(), "to": mal.id, "pattern": "general", "channel": "general", "role": "reviewer"}
             base = {name: likely[name] for name in known if name in likely}
             quick = {name: 0 for name in known if name in ("wait", "timeout")}

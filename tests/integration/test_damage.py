@@ -93,7 +93,7 @@ async def test_direct_messages_and_tasks_the_store_lost_are_said_and_told_to_bot
     await space.start_steward()
     assert sorted(line.split()[0] for line in (await health(space))["problems"]) == ["DM_main", "TASK_main"]
     async with space.administer() as admin:
-        assert (await admin.ask("acknowledge"))["acknowledged"] == 2
+        assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 2
     assert (await health(space))["healthy"]
 
 
@@ -119,7 +119,7 @@ async def test_a_memory_of_what_was_lost_that_is_damaged_is_put_aside_and_said_u
         await space.stop_steward()
         await space.start_steward()
     async with space.administer() as admin:
-        assert (await admin.ask("acknowledge"))["acknowledged"] == 1
+        assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 1
     assert (await health(space))["healthy"]
     assert (await read_store(space.home)).wrong == 0
 
@@ -206,7 +206,7 @@ async def test_damage_after_damage_that_was_acknowledged_counts_and_tells_only_w
                 assert stream == "TASK_main" or (new.first, new.last) == (min(gone), max(gone))
                 assert ("ask ada to send" if name == "bob" else ": send again") in new.text
         async with space.administer() as admin:
-            assert (await admin.ask("acknowledge"))["acknowledged"] == 2
+            assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 2
     assert await told(space, "late") == [], "it joined after what was lost was said"
 
 
@@ -332,7 +332,7 @@ async def test_what_the_steward_remembers_of_a_mailbox_is_named_by_whoever_reads
         bob.on("notice", heard.append)
         assert [(each.kind, each.count) for each in heard] == [("damage", 1)]
     async with space.administer() as admin:
-        await admin.ask("acknowledge")
+        await admin.call("admin", "acknowledge")
     assert (await read_store(space.home)).found == []
 
 
@@ -379,7 +379,7 @@ async def test_an_ordinary_life_is_no_damage(space: RealSpace) -> None:
             for _ in range(3):
                 await (await bob.next_message(10)).ack()
         async with space.administer() as admin:
-            await admin.ask("space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+            await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
         async with space.core() as js:
 
             async def is_empty(js: Any = js) -> bool:
@@ -412,7 +412,7 @@ async def test_what_the_broker_cuts_behind_a_damaged_record_when_it_is_killed_is
 
         await eventually(is_known)
         async with space.administer() as admin:
-            await admin.ask("acknowledge")
+            await admin.call("admin", "acknowledge")
         await eventually(lambda: ada.connection.state == "ready")
         stored += [(await ada.send("general", f"message {number}", timeout=20)).seq for number in range(30, 40)]
         await space.stop_steward()

@@ -61,7 +61,7 @@ async def stored(space: RealSpace) -> int:
 
 async def switch_archive(space: RealSpace, to: str) -> None:
     async with space.administer() as admin:
-        await admin.ask("space_set", parts={"archive": to})
+        await admin.call("admin", "space_set", parts={"archive": to})
 
 
 async def raw_dm(
@@ -432,8 +432,8 @@ async def test_the_sender_learns_that_it_was_delivered_and_then_read(space: Real
             assert (await ada.receipt(receipt.id, "read", timeout=20)).stage == "read"
             for who in (ada, bob):
                 life = await who.trace(receipt.id)
-                assert [(line["kind"], line["seq"]) for line in life["stored"]] == [("dm", receipt.seq)]
-                assert [set(each["stages"]) for each in life["receipts"]] == [{"delivered", "read"}]
+                assert [(line.kind, line.seq) for line in life.stored] == [("dm", receipt.seq)]
+                assert [set(each.stages) for each in life.receipts] == [{"delivered", "read"}]
     async with space.core() as core:
         s = space.subjects
         kept = [r async for page in core.read(s.audit_stream, f"{s.root}.aud.receipt.*", 1, 1_000) for r in page]
@@ -645,7 +645,7 @@ async def test_unread_mail_expires_and_its_sender_is_told(tmp_path: Path) -> Non
             receipt = await ada.dm(id_of(space, "bob"), "too late")
             await eventually(lambda: [(each.id, each.stage) for each in told] == [(receipt.id, "expired")])
             assert (await ada.receipt(receipt, "read", timeout=20)).stage == "expired"
-            assert [each["stage"] for each in (await ada.trace(receipt))["receipts"]] == ["expired"]
+            assert [each.stage for each in (await ada.trace(receipt)).receipts] == ["expired"]
 
             async def gone() -> bool:
                 return await stored(space) == 0

@@ -16,6 +16,8 @@ from tidings.client import channels, read_state
 from tidings.client.connect import connect_directly
 from tidings.client.connection import AgentConnection
 from tidings.client.endpoint import JOINS_AT_ONCE
+from tidings.contract.channels import HistoryRequest, JoinRequest
+from tidings.contract.core import Request
 from tidings.errors import ConnectionLost, DeniedError, LogFull, StewardUnreachable, TooLarge, UsageError
 from tidings.nats import jwt
 from tidings.server.streams import set_gate
@@ -274,10 +276,10 @@ async def test_a_gate_that_opens_while_the_sender_asks_why_costs_only_time(
         await set_gate(core, space.subjects, gate_open=False)
         call, asked = ada.connection.call, []
 
-        async def opened_meanwhile(which: str, do: str, **arguments: Any) -> dict[str, Any]:
-            asked.append(which)
+        async def opened_meanwhile(request: Request[Any], **options: Any) -> Any:
+            asked.append(request.operation.service)
             await set_gate(core, space.subjects, gate_open=True)
-            return await call(which, do, **arguments)
+            return await call(request, **options)
 
         ada.connection.call = opened_meanwhile  # type: ignore[method-assign, assignment]
         receipt = await ada.send("general", "hello")
@@ -352,14 +354,14 @@ def counted_joins(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[str]
     call, under_way, began = AgentConnection.call, [0], []
     crowds: list[int] = []
 
-    async def counting(self: AgentConnection, service: str, do: str, **arguments: Any) -> dict[str, Any]:
-        if (service, do) != ("member", "join"):
-            return await call(self, service, do, **arguments)
+    async def counting(self: AgentConnection, request: Request[Any], **options: Any) -> Any:
+        if not isinstance(request, JoinRequest):
+            return await call(self, request, **options)
         under_way[0] += 1
         crowds.append(under_way[0])
-        began.append(arguments["pattern"])
+        began.append(request.pattern)
         try:
-            return await call(self, service, do, **arguments)
+            return await call(self, request, **options)
         finally:
             under_way[0] -= 1
 
@@ -444,10 +446,10 @@ async def test_a_join_whose_backfill_was_not_answered_says_so_and_completes_it_l
             await ada.send("general", f"old {number}")
         call = bob.connection.call
 
-        async def unanswered(service: str, do: str, **arguments: Any) -> dict[str, Any]:
-            if service == "history" and not away.is_set():
+        async def unanswered(request: Request[Any], **options: Any) -> Any:
+            if isinstance(request, HistoryRequest) and not away.is_set():
                 raise StewardUnreachable("no answer to history page")
-            return await call(service, do, **arguments)
+            return await call(request, **options)
 
         monkeypatch.setattr(bob.connection, "call", unanswered)
         joined = await bob.join("general", backfill=100)
@@ -476,10 +478,10 @@ async def test_a_resumed_join_whose_page_was_not_answered_misses_nothing(
         await ada.send("general", "missed")
         call, failures = bob.connection.call, iter([True])
 
-        async def unanswered_once(service: str, do: str, **arguments: Any) -> dict[str, Any]:
-            if service == "history" and next(failures, False):
+        async def unanswered_once(request: Request[Any], **options: Any) -> Any:
+            if isinstance(request, HistoryRequest) and next(failures, False):
                 raise StewardUnreachable("no answer to history page")
-            return await call(service, do, **arguments)
+            return await call(request, **options)
 
         monkeypatch.setattr(bob.connection, "call", unanswered_once)
         joined = await bob.join("general")

@@ -219,7 +219,7 @@ async def test_a_server_that_is_started_again_is_counted_once_and_one_that_is_go
             kept.write_text(json.dumps(json.loads(kept.read_text()) | {"gone": {}}))
             async with space.administer() as admin:
                 assert "1 of 2 servers were told: gone did not answer" in (await admin.revoke("bob")).untold
-                assert (await admin.ask("acknowledge"))["acknowledged"] == 1
+                assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 1
             assert problems(home, info) == []
 
 

@@ -15,6 +15,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import tidings
 from coding_agents import hosted
 from fake_agent import FakeAgent, FakeSpace
@@ -66,8 +68,12 @@ def fields(value: Any) -> Any:
         return fields(job_json(value))
     if isinstance(value, TaskResult):
         return fields(result_json("", value))
+    if isinstance(value, msgspec.Struct):
+        return fields(msgspec.to_builtins(value))
     if is_dataclass(value) and not isinstance(value, type):
         return fields(asdict(value))
+    if isinstance(value, msgspec.Struct):
+        return fields(msgspec.to_builtins(value))
     if isinstance(value, dict):
         return {name: fields(each) for name, each in sorted(value.items())}
     if isinstance(value, list | tuple):
@@ -98,7 +104,7 @@ async def channels(scene: Scene) -> None:
     scene.told("access", await bob.access())
     scene.came_out("nothing is joined", (await bob.memberships(), await bob.channels()))
     scene.told("join", await bob.join("general"))
-    scene.came_out("joined", (await bob.memberships(), [each["joined"] for each in await bob.channels()]))
+    scene.came_out("joined", (await bob.memberships(), [each.joined for each in await bob.channels()]))
     scene.told("channels", await bob.channels())
     said = await scene.ada.send("general", "in the channel", mentions=["bob"], timeout=PATIENCE)
     (row,) = await scene.until(lambda: bob.inbox(unread=True, limit=5), "what is said there comes")
@@ -109,7 +115,7 @@ async def channels(scene: Scene) -> None:
     (heard,) = scene.told("history", past)
     scene.came_out("history is below", (heard.seq == row["seq"], await bob.history("general", 5, before=row["seq"])))
     scene.told("leave", await bob.leave("general"))
-    scene.came_out("left", (await bob.memberships(), [each["joined"] for each in await bob.channels()]))
+    scene.came_out("left", (await bob.memberships(), [each.joined for each in await bob.channels()]))
     scene.came_out("left again", (await bob.leave("general")).state)
 
 
@@ -149,7 +155,7 @@ async def sending(scene: Scene) -> None:
     scene.told("outbox_row", await bob.outbox_row(chosen))
     await scene.refused("a row that is not there", bob.outbox_row(new_id()))
     traced = await bob.trace(chosen)
-    scene.came_out("a trace has", sorted(traced))
+    scene.came_out("a trace has", sorted(msgspec.to_builtins(traced)))
     refused = new_id()
     await scene.refused("sent where it may not", bob.send("secret", "hello", id=refused, timeout=PATIENCE))
     row = await bob.outbox_row(refused)
@@ -179,7 +185,7 @@ async def presence(scene: Scene) -> None:
     bob = scene.bob
     scene.came_out("announced", await bob.announce("working", "writes", "m"))
     kept = await bob.keep_attention("dnd", {"general": "quiet"})
-    scene.came_out("attention", kept["standing"])
+    scene.came_out("attention", kept.standing)
     found = scene.told("who", await bob.who())
     scene.came_out("who", (sorted(each.name for each in found), found.fresh))
 

@@ -29,6 +29,7 @@ from tidings.client.endpoint import Endpoint
 from tidings.client.interface import Joined
 from tidings.client.publishing import prepare_chat
 from tidings.client.session_lease import SessionLease
+from tidings.contract.core import Request
 from tidings.errors import (
     AuthRevoked,
     DeniedError,
@@ -784,9 +785,9 @@ async def test_a_session_that_closes_before_the_steward_answered_is_released(
     async with tidings.connect("main", name="bob", home=pair.home.home, presence=False) as bob:
         call, unheard = bob.connection.call, asyncio.Event()
 
-        async def call_without_answer(service: str, do: str, **arguments: Any) -> dict[str, Any]:
-            answer = await call(service, do, **arguments)
-            if (service, do) == ("session", "take"):
+        async def call_without_answer(request: Request[Any], **options: Any) -> Any:
+            answer = await call(request, **options)
+            if request.operation.name == "session take":
                 unheard.set()
                 await asyncio.Event().wait()
             return answer

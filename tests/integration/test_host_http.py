@@ -881,10 +881,10 @@ async def test_parameters_and_operations_that_the_host_does_not_know_are_refused
         asked: list[tuple[str, str, bytes | None, str]] = [
             ("GET", "/v1/history?chanel=general", None, "has no parameter chanel; it has channel, limit, before"),
             ("GET", "/v1/who?colour=red", None, "has no parameter colour; it has none"),
-            ("POST", "/v1/control/session/take", b"{}", "does not pass on session/take: it does attention/get"),
+            ("POST", "/v1/control/session/take", b"{}", "does not pass on session/take: it does member/list"),
             ("POST", "/v1/control/access/get", b"{}", "does not pass on access/get"),
             ("POST", "/v1/control/admin/revoke", b"{}", "does not pass on admin/revoke"),
-            ("POST", "/v1/control/channel/info", b'{"chanel": "general"}', "has no argument chanel; it has channel"),
+            ("POST", "/v1/control/channel/info", b'{"chanel": "general"}', "unknown field 'chanel'; it has channel"),
             ("POST", "/v1/control/channel/info", b'{"op": 7}', "`op` is the id of an operation"),
             ("POST", "/v1/join", b'{"chanel": "general"}', "unknown field `chanel`; it has channel"),
             ("POST", "/v1/send", b'{"chanel": "general"}', "unknown field `chanel`; a request has channel, agent"),

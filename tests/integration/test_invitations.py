@@ -355,7 +355,7 @@ async def test_a_request_is_signed_by_the_key_it_names_and_only_that_key_opens_t
             await control.call("accept", "redeem", id=strange, sig=signed(key, *mine))
     said = await control.call("accept", "redeem", id=key.id, sig=signed(key, *mine))
     sealed = base64.b64decode(said["sealed"])
-    assert b'"name": "bob"' in key.open_sealed(sealed)
+    assert b'"name":"bob"' in key.open_sealed(sealed)
     heard = b"".join(message.data for message in overheard.waiting())
     assert b'"bob"' not in heard, "in quotes: three letters may occur in what is sealed"
     with pytest.raises(tidings.errors.BadSignature):

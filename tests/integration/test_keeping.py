@@ -91,8 +91,8 @@ async def test_keeping_and_telling_again_does_no_harm(pair: RealSpace, monkeypat
             assert await second.tell_read(kept, kept) == []
             await eventually(lambda: acknowledged(pair, second.id))
         assert await stage(ada, receipt, "read", within=0) == "read", "a later `delivered` takes nothing back"
-        (life,) = (await ada.trace(receipt))["receipts"]
-        assert set(life["stages"]) == {"delivered", "read"}
+        (life,) = (await ada.trace(receipt)).receipts
+        assert set(life.stages) == {"delivered", "read"}
 
 
 def _say_nothing(self: PendingAcks, held: PendingAck) -> None:
@@ -130,7 +130,7 @@ async def test_nobody_can_tell_of_mail_that_was_not_addressed_to_it(pair: RealSp
         kept = DirectRef(ada.id, receipt.id, receipt.seq)
         assert await mal.tell_read(kept) == [kept]
         assert await stage(ada, receipt, "read", within=0) == "confirmed"
-        with pytest.raises(UsageError, match="both texts"):
+        with pytest.raises(UsageError, match="both `sender` and `id`"):
             await mal.connection.call("receipt", "put", receipts=[{"seq": 1, "stage": "read", "sender": ada.id}])
 
 

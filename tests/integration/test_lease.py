@@ -341,7 +341,7 @@ async def test_a_replaced_holder_cannot_move_the_floor_by_what_it_knew(space: Re
     await space.add("ada")
     async with space.administer() as admin, space.agent("ada") as ada, steward_js(space) as js, space.core() as core:
         posted = (await ada.post("general", b"owed to the archive"))["seq"]
-        await admin.ask("space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+        await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
         new = lease_of(space, js)
         await new.take(after=old.lease.holder_id)
         state = StateBucket(js, space.subjects)

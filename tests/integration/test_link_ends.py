@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from linked_spaces import LINK, is_signed, linked, peer_of, say, texts, unlinked, worker_of
+from tidings.contract.links import ImportIndexRequest, ImportLinksRequest
 from tidings.errors import (
     AuthRevoked,
     EndedThere,
@@ -151,12 +152,12 @@ async def test_many_records_are_put_in_in_their_order_and_the_index_comes_in_pag
     rows: list[Any] = []
     after = 0
     while True:
-        said = await two.local.ask("index", after=after, limit=250)
-        rows += said["rows"]
-        if said["through"] == said["head"]:
+        said = await two.local.ask(ImportIndexRequest(after=after, limit=250))
+        rows += said.rows
+        if said.through == said.head:
             break
-        assert said["through"] > after
-        after = said["through"]
+        assert said.through > after
+        after = said.through
     assert [row[0] for row in rows] == seqs
 
 
@@ -264,14 +265,14 @@ async def test_an_acknowledgement_that_does_not_come_is_an_unknown_outcome(two: 
 
 
 async def test_the_worker_reads_the_links_of_its_space(two: Two) -> None:
-    said, found = await two.local.ask("links"), await two.local.links()
-    assert (said["name"], found.facts.space) == ("acme", two.acme.info.id)
+    said, found = await two.local.ask(ImportLinksRequest()), await two.local.links()
+    assert (said.name, found.facts.space) == ("acme", two.acme.info.id)
     ((record, _),) = found.links
     assert (record.link, record.state, record.origin) == (LINK, "on", two.main.info.id)
     assert (record.channels, record.space) == ({"general": "news", "team": "acme-team"}, "main")
     await unlinked(two.acme)
-    later, ((ended, _),) = await two.local.ask("links"), (await two.local.links()).links
-    assert (ended.state, later["links"][0]["seq"] > said["links"][0]["seq"]) == ("off", True)
+    later, ((ended, _),) = await two.local.ask(ImportLinksRequest()), (await two.local.links()).links
+    assert (ended.state, later.links[0].seq > said.links[0].seq) == ("off", True)
 
 
 # --- no echo, no loop ---
@@ -331,7 +332,7 @@ async def test_wakes_come_for_what_is_shared_and_for_nothing_else(two: Two) -> N
 async def test_a_link_that_was_ended_is_denied_or_revoked(two: Two) -> None:
     await two.source.hello()
     async with two.main.administer() as admin:
-        await admin.ask("link_end", link=LINK)
+        await admin.call("admin", "link_end", link=LINK)
     with pytest.raises(EndedThere, match="was ended by the owner"):
         await two.source.hello()
     await unlinked(two.main)

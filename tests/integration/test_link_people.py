@@ -14,12 +14,13 @@ from linked_spaces import LINK, peer_of, unlinked
 from tidings.admin.link_peers import LinkPeers
 from tidings.cli.main import main
 from tidings.client.connect import connect_directly
+from tidings.contract.links import LinkRosterRequest
 from tidings.errors import DeniedError, UnknownPeer
 from tidings.links import running_link
 from tidings.links.local_socket import ask
 from tidings.steward import linked_people
 from tidings.util.private_files import write_private
-from tidings.wire.link_exchange import MOST_ROLES, Statement, read_people, read_statement
+from tidings.wire.link_exchange import MOST_ROLES, Statement, read_statement
 from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
@@ -146,7 +147,7 @@ async def test_a_new_key_of_the_peers_steward_is_followed_and_the_link_goes_on(b
         following = KeyPair.generate()
         write_private(both.acme.home.creds / "steward.key.next", following.seed + "\n")
         async with both.acme.administer() as admin:
-            await admin.ask("rotate_key")
+            await admin.call("admin", "rotate_key")
         await both.acme.add("eve")
         await knows(ada, "eve@acme")
         assert (await status(both.main))["people"]["words"] == ""
@@ -198,7 +199,7 @@ async def test_agents_with_more_roles_than_are_told_do_not_keep_the_others_from_
 async def test_a_statement_says_nothing_but_who_somebody_is_and_only_for_one_link(both: LinkedSpaces) -> None:
     creds = LinkPeers.below(both.main.home).creds(LINK).read_text()
     async with peer_of(both.acme, creds) as peer:
-        page = read_people(await peer.control.call("link", "roster"))
+        page = await peer.control.call(LinkRosterRequest())
         stated = [read_statement(each, both.acme.info.id, page.key, LINK) for each in page.people]
         assert "bob" in {each.name for each in stated}
         words = " ".join(each.text for each in page.people)

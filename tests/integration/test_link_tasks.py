@@ -14,6 +14,7 @@ from coding_agents import coding_here, hosted
 from linked_spaces import unlinked
 from tidings.client.connect import connect_directly
 from tidings.client.tasks import Job, TaskTicket
+from tidings.contract.mail import DropLetterRequest, RetryLetterRequest
 from tidings.errors import BadSignature, DeniedError, PeerUnheard, TaskDead, TooLarge, UnknownPeer
 from tidings.links import running_link, task_sync
 from tidings.steward import link_tasks
@@ -171,12 +172,12 @@ async def test_a_task_that_is_given_up_there_is_dead_here_with_the_reason(both: 
         await (await claimed(rita)).fail("cannot be done", retry=False)
         with pytest.raises(TaskDead, match=r"failed.*acme: attempt 1: cannot be done; ask again"):
             await ticket.result(30)
-        (letter,) = (await ada.dead_letters("list"))["dead"]
-        assert letter["role"] == "reviewer@acme"
-        assert (await ada.dead_letters("show", seq=letter["seq"]))["text"] == "impossible"
+        (letter,) = (await ada.dead_letters()).dead
+        assert letter.role == "reviewer@acme"
+        assert (await ada.dead_letter(seq=letter.seq))[1] == "impossible"
         with pytest.raises(tidings.TidingsError, match="went over a link"):
-            await ada.dead_letters("retry", seq=letter["seq"])
-        await ada.dead_letters("drop", seq=letter["seq"])
+            await ada.call(RetryLetterRequest(seq=letter.seq))
+        await ada.call(DropLetterRequest(seq=letter.seq))
 
 
 async def test_a_deadline_is_its_askers_and_holds_although_the_other_space_is_away(both: LinkedSpaces) -> None:

@@ -19,7 +19,7 @@ def connect(space: RealSpace, name: str, *channels: str) -> tidings.Endpoint:
 
 async def list_only(space: RealSpace, channels: str = "listed") -> None:
     async with space.administer() as admin:
-        await admin.ask("space_set", channels=channels)
+        await admin.call("admin", "space_set", channels=channels)
 
 
 async def set_channel(space: RealSpace, name: str, **fields: Any) -> None:

@@ -12,6 +12,7 @@ from linking import OtherSpace, admit
 from tidings.admin.agents import AgentFile
 from tidings.client.connect import connect_directly
 from tidings.client.notices import Gap
+from tidings.contract.mail import LetterRow
 from tidings.errors import UnreachableError
 from tidings.steward.damage import Damage
 from tidings.steward.store_reading import read_store
@@ -401,13 +402,13 @@ async def test_a_linked_message_given_back_too_often_is_a_dead_letter_of_somebod
         heard = await bob.next_message(10)
         await heard.nak(error="cannot")
         await eventually(lambda: _letters(bob))
-        ((letter,), shown) = await _letters(bob), await bob.dead_letters("show", letter=f"channel-{seq}")
-        assert (letter["seq"], letter["sender_name"]) == (seq, f"{west.ada.id[:10]}…@west")
-        assert shown["text"] == "poison"
+        ((letter,), (_, text)) = await _letters(bob), await bob.dead_letter(letter=f"channel-{seq}")
+        assert (letter.seq, letter.sender_name) == (seq, f"{west.ada.id[:10]}…@west")
+        assert text == "poison"
 
 
-async def _letters(endpoint: tidings.Endpoint) -> list[dict[str, Any]]:
-    return list((await endpoint.dead_letters("list"))["mail"])
+async def _letters(endpoint: tidings.Endpoint) -> list[LetterRow]:
+    return list((await endpoint.dead_letters()).mail)
 
 
 async def test_one_question_at_a_time_and_not_often_whatever_comes(space: RealSpace) -> None:
@@ -430,9 +431,9 @@ async def test_the_life_of_a_message_that_its_sender_said_elsewhere_names_the_ot
         said = west.say("from my other space", key=ada.identity.key)
         seq = await west.admit(space, said)
         mid = json.loads(said.payload)["id"]
-        (line,) = (await ada.trace(mid))["stored"]
-    assert (line["seq"], line["kind"], line["to"]) == (seq, "chat", "general")
-    assert (line["origin"], line["link"]) == (west.id, "west")
+        (line,) = (await ada.trace(mid)).stored
+    assert (line.seq, line.kind, line.to) == (seq, "chat", "general")
+    assert (line.origin, line.link) == (west.id, "west")
 
 
 async def test_whoever_reads_the_whole_store_judges_linked_messages_too(space: RealSpace) -> None:
@@ -462,7 +463,7 @@ async def test_what_the_store_lost_of_another_space_is_told_to_members_and_not_a
         (row,) = watch.told_to(bob.id)
         assert watch.told_to(west.ada.id) == []
         assert reader.id == bob.id
-    assert f"{west.ada.id[:10]}…@west in general, over the link west" in row["text"]
+    assert f"{west.ada.id[:10]}…@west in general, over the link west" in row.text
 
 
 async def test_what_is_owed_of_another_space_and_not_delivered_yet_counts_as_unread(space: RealSpace) -> None:
@@ -475,7 +476,7 @@ async def test_what_is_owed_of_another_space_and_not_delivered_yet_counts_as_unr
         await pipeline.level()
         await west.admit(space, west.say("owed"))
         await admit(space, west.say("forged", "secrets"))
-        assert (await admin.ask("unread", id=bob.id))["undelivered"] == 1
+        assert (await admin.call("admin", "unread", id=bob.id))["undelivered"] == 1
 
 
 async def test_a_channel_that_an_agent_may_read_since_a_moment_ago_is_known_to_it(space: RealSpace) -> None:

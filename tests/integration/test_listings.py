@@ -59,14 +59,14 @@ async def test_listings_longer_than_a_page_are_followed_to_their_end(
         assert 1 <= len(first["channels"]) <= 3
         assert first["next"] is not None
         found = await ada.channels()
-        assert [each["channel"] for each in found] == [*names, "team.listed"]
-        assert [each["channel"] for each in found if each["last"]] == ["team.c3"]
-        assert [each["members"] for each in found] == [1] * 8 + [0]
+        assert [each.channel for each in found] == [*names, "team.listed"]
+        assert [each.channel for each in found if each.last] == ["team.c3"]
+        assert [each.members for each in found] == [1] * 8 + [0]
         async with connect(space, "bob", channels=["team.>"]), connect(space, "cid", channels=["team.c1"]):
-            assert sorted(each["name"] for each in await ada.members("team.c1")) == ["ada", "bob", "cid"]
+            assert sorted(str(each.name) for each in await ada.members("team.c1")) == ["ada", "bob", "cid"]
             assert len((await ada.connection.call("member", "members", channel="team.c1"))["members"]) < 3
             await ada.leave("team.c1")
-            assert sorted(each["name"] for each in await ada.members("team.c1")) == ["bob", "cid"]
+            assert sorted(str(each.name) for each in await ada.members("team.c1")) == ["bob", "cid"]
 
 
 async def test_attention_set_by_a_program_that_ended_holds_for_the_running_and_the_next_session(

@@ -10,11 +10,12 @@ import pytest
 
 from folded_log import fold_log
 from tidings.admin.home import SpaceInfo
+from tidings.contract.channels import ChannelsRequest
 from tidings.errors import DeniedError, TooLarge
 from tidings.model.projection import LogRecord, Table, Verdict
 from tidings.nats.client import Connection
 from tidings.nats.jetstream import JetStream
-from tidings.rpc.control import collect
+from tidings.rpc.control import pages
 from tidings.server.log import read_rulings
 from tidings.steward import agent_handlers
 from tidings.steward.admin_handlers import ACK_WAIT_NS, AdminHandlers
@@ -147,7 +148,7 @@ async def test_a_table_too_long_for_one_answer_comes_in_pages(space: RealSpace) 
     following: int | None = 0
     async with space.administer() as admin:
         while following is not None:
-            page = await admin.ask("table", offset=following)
+            page = await admin.call("admin", "table", offset=following)
             members |= page["table"]["members"]
             following, pages = page["next"], pages + 1
     assert pages > 1
@@ -161,7 +162,7 @@ async def test_an_answer_too_long_for_a_message_is_refused_and_not_left_out(
     async with space.agent("ada") as ada:
         for number in range(520):
             await ada.control.call("channel", "set", channel=f"c{number}", instructions="i" * 2_000)
-        listed = await collect(ada.control.call, "channel", "list", "channels")
+        listed = [row async for page in pages(ada.control.call, ChannelsRequest()) for row in page.channels]
         assert len(listed) == 520, "in pages it is answered whole, though it is longer than a message"
         monkeypatch.setattr(agent_handlers, "CHANNELS_PER_PAGE", 1_000)
         monkeypatch.setattr(agent_handlers, "PAGE_BYTES", 10**9)
@@ -307,7 +308,7 @@ async def test_what_is_posted_between_the_access_record_and_the_cut_is_owed_to_n
         await bob.control.call("member", "join", pattern="general")
         before = (await ada.post("general", b"before"))["seq"]
         async with space.administer() as admin:
-            await admin.ask("grant", id=ada.id, name="ada", read=["general"], post=[])
+            await admin.call("admin", "grant", id=ada.id, name="ada", read=["general"], post=[])
         after = (await ada.post("general", b"after: the broker has not cut her yet"))["seq"]
         table = await fold_log(js, space.info, 0)
         assert table.owed(before, ada.id, "general") == {bob.id}
@@ -321,7 +322,7 @@ async def test_a_listed_space_voids_posts_to_channels_without_a_record(space: Re
         await bob.control.call("member", "join", pattern=">")
         open_post = (await ada.post("random", b"1"))["seq"]
         async with space.administer() as admin:
-            await admin.ask("space_set", channels="listed")
+            await admin.call("admin", "space_set", channels="listed")
         void_post = (await ada.post("random", b"2"))["seq"]
         await ada.control.call("channel", "set", channel="random", description="now listed")
         listed_post = (await ada.post("random", b"3"))["seq"]
@@ -340,7 +341,7 @@ async def test_narrowing_empties_the_delivery_box_even_of_channels_that_were_lef
         await ada.control.call("member", "leave", pattern="ops")
         await js.publish(space.subjects.delivery(ada.id), b"a frame of ops")
         async with space.administer() as admin:
-            await admin.ask("grant", id=ada.id, name="ada", read=["general"], post=["general"])
+            await admin.call("admin", "grant", id=ada.id, name="ada", read=["general"], post=["general"])
         assert (await js.info(space.subjects.delivery_stream))["state"]["messages"] == 0
         with pytest.raises(DeniedError):
             await ada.control.call("member", "join", pattern="ops")

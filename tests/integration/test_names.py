@@ -143,7 +143,7 @@ async def test_a_name_that_can_be_taken_for_another_is_refused_wherever_names_ar
         assert rotated.row.name == "root", "a rotation keeps its own"
         assert [row.name for row in admin.ledger.rows() if row.state == "active"] == ["root"]
         with pytest.raises(ConflictError, match="an id keeps its name"):
-            await admin.ask("grant", id=rotated.row.id, name="other")
+            await admin.call("admin", "grant", id=rotated.row.id, name="other")
         await admin.revoke("root")
     await space.add("R00T")
 

@@ -109,7 +109,7 @@ async def test_recall_says_what_is_no_longer_there(space: RealSpace) -> None:
         first = await ada.recall("general", seqs[0] - 1, 3)
         assert (len(first), first.more) == (3, True)
         async with space.administer() as admin:
-            await admin.ask("space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+            await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
         steward = space.steward
         assert steward is not None
         await eventually(lambda: steward.table.floor > seqs[2], what="retention removes them")

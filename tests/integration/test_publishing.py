@@ -178,8 +178,8 @@ async def test_which_of_many_are_stored_is_told_to_their_sender_and_nobody_else(
         assert await ada.publisher.which(kind, to, ids, since=since) == set(ids) - {absent.id}
         assert await ada.publisher.which(kind, to, ids[-2:], since=since) == {ids[-2]}
         assert await mal.publisher.which(kind, to, ids, since=since) == set()
-        for wrong in ([], ["x"], ids * 200):
-            with pytest.raises(UsageError, match="1 to 1000 message ids"):
+        for wrong, why in (([], "length >= 1"), (["x"], "'x' is not a message id"), (ids * 200, "length <= 1000")):
+            with pytest.raises(UsageError, match=why):
                 await ada.publisher.which(kind, to, wrong, since=since)
 
 

@@ -13,10 +13,11 @@ import tidings
 from tidings.admin import administration
 from tidings.admin.agents import AgentFile, Ledger
 from tidings.client.connect import connect_directly
+from tidings.contract.channels import MembershipsAnswer, MembershipsRequest
+from tidings.contract.core import Caller
 from tidings.errors import ConflictError, DeniedError
 from tidings.nats.errors import NatsError
 from tidings.steward import requests
-from tidings.steward.requests import Answer, ControlRequest
 from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings_testing.waiting import eventually
@@ -30,7 +31,7 @@ def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
 
 async def space_set(space: RealSpace, **settings: Any) -> None:
     async with space.administer() as admin:
-        await admin.ask("space_set", **settings)
+        await admin.call("admin", "space_set", **settings)
 
 
 @asynccontextmanager
@@ -189,13 +190,13 @@ async def test_many_slow_requests_of_one_agent_do_not_keep_another_from_the_stew
     assert space.steward is not None
     dispatcher = space.steward.dispatcher
 
-    async def slow(_request: ControlRequest) -> Answer:
+    async def slow(_caller: Caller, _request: MembershipsRequest) -> MembershipsAnswer:
         nonlocal most
         most = max(most, dispatcher.queue.running.total())
         await gate.wait()
-        return {}
+        return MembershipsAnswer((), 0)
 
-    monkeypatch.setitem(dispatcher.handlers, ("member", "list"), slow)
+    monkeypatch.setitem(dispatcher.handlers, "member list", slow)
     monkeypatch.setattr(dispatcher.queue, "waiting", 200)
     async with space.agent("ada") as ada, space.agent("mal") as mal:
         asked = [asyncio.create_task(mal.control.call("member", "list")) for _ in range(300)]

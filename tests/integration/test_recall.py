@@ -105,7 +105,7 @@ async def test_what_was_withheld_or_barred_after_the_copy_stays_so_and_is_said(
         async with space.agent("eve"):
             pass
     async with space.administer() as admin:
-        await admin.ask("acknowledge")
+        await admin.call("admin", "acknowledge")
     assert said(space) == []
 
 

@@ -80,7 +80,7 @@ async def test_what_a_handler_keeps_failing_on_is_a_dead_letter_with_its_error_a
             await ada.connection.call("dead", "put", kind="direct", seq=first.seq, error="mine", attempts=1)
         assert (await ada.receipt(first, "delivered", timeout=10)).stage == "delivered", "and it was not read"
         assert pair.steward is not None
-        assert (await pair.steward.health.facts())["mail"]["dead"] == 67
+        assert (await pair.steward.health.facts()).mail["dead"] == 67
 
 
 @pytest.mark.requirement("D10")

@@ -119,7 +119,7 @@ async def test_a_restored_older_store_is_noticed_said_and_acknowledged(space: Re
     assert not (await health(space))["healthy"]
     async with space.administer() as admin:
         assert damaged(space) == {"AUD_main"}, "the receipts were set back with it, and nothing else"
-        assert (await admin.ask("acknowledge"))["acknowledged"] == 2
+        assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 2
     assert (await health(space))["healthy"]
     await space.stop_steward()
     await space.start_steward()
@@ -228,7 +228,7 @@ async def test_a_log_that_went_back_to_before_a_key_rotation_is_ruled_and_rotate
         following = KeyPair.generate()
         write_private(space.home.creds / "steward.key.next", following.seed + "\n")
         async with space.administer() as admin:
-            assert (await admin.ask("rotate_key"))["steward_key"] == following.id
+            assert (await admin.call("admin", "rotate_key"))["steward_key"] == following.id
     await mark_head(space)
     await space.stop_steward()
     backup.put_back()
@@ -298,7 +298,7 @@ async def test_what_retention_removed_is_not_a_regression(space: RealSpace) -> N
         await post(space, "ada")
         await mark_head(space)
     async with space.administer() as admin:
-        await admin.ask("space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+        await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
     async with space.core() as js:
 
         async def is_empty() -> bool:
@@ -612,5 +612,5 @@ async def test_marks_are_not_among_what_is_copied_and_damaged_ones_are_put_aside
     assert len(list(home.marks.parent.glob("main.json.damaged-*"))) == 1
     async with space.administer() as admin:
         assert damaged(space) == {"AUD_main"}
-        assert (await admin.ask("acknowledge"))["acknowledged"] == 2
+        assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 2
     assert (await health(space))["healthy"]

@@ -9,6 +9,8 @@ import tidings
 from tidings.admin.agents import AgentFile
 from tidings.client.connect import connect_directly
 from tidings.client.live import MembershipChange
+from tidings.contract.channels import LeaveRequest
+from tidings.contract.core import Request
 from tidings.errors import ConflictError, StewardUnreachable
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace
 from tidings_testing.waiting import eventually
@@ -65,9 +67,9 @@ async def test_settings_that_are_repeated_late_do_not_undo_newer_ones(pair: Real
         again = await set_to(False, "set-one-A")
         assert (again["seq"], again["replay"]) == (first["seq"], True)
     async with pair.administer() as admin:
-        first = await admin.ask("space_set", op="space-one-A", keep_age=100)
-        await admin.ask("space_set", op="space-two-B", keep_age=200)
-        again = await admin.ask("space_set", op="space-one-A", keep_age=100)
+        first = await admin.call("admin", "space_set", op="space-one-A", keep_age=100)
+        await admin.call("admin", "space_set", op="space-two-B", keep_age=200)
+        again = await admin.call("admin", "space_set", op="space-one-A", keep_age=100)
         assert (again["seq"], again["space"]["keep_age"]) == (first["seq"], 200)
 
 
@@ -124,10 +126,10 @@ async def test_join_confirms_what_it_says_and_leave_ends_what_stands_now(
         assert (await ada.join("general")).state == "opened", "looking is not being in"
         call = ada.connection.call
 
-        async def away(service: str, do: str, **arguments: Any) -> dict[str, Any]:
-            if service == "member":
+        async def away(request: Request[Any], **options: Any) -> Any:
+            if request.operation.service == "member":
                 raise StewardUnreachable("nobody answers")
-            return await call(service, do, **arguments)
+            return await call(request, **options)
 
         monkeypatch.setattr(ada.connection, "call", away)
         told = await ada.join("general")
@@ -143,8 +145,8 @@ async def test_a_leave_asked_again_because_its_answer_was_lost_does_not_end_what
         ada.roster.on_own_row.clear()  # as if the roster had not told yet
         call = ada.connection.call
 
-        async def losing(service: str, do: str, **arguments: Any) -> dict[str, Any]:
-            await call(service, do, **arguments)
+        async def losing(request: Request[Any], **options: Any) -> Any:
+            await call(request, **options)
             if how == "no answer came":
                 raise StewardUnreachable("the answer was lost")
             raise asyncio.CancelledError
@@ -173,9 +175,9 @@ async def test_a_leave_ends_a_newer_membership_this_program_heard_of_though_its_
         bob.on("membership", heard.append)
         call = bob.connection.call
 
-        async def losing(service: str, do: str, **arguments: Any) -> dict[str, Any]:
-            answer = await call(service, do, **arguments)
-            if do == "leave":
+        async def losing(request: Request[Any], **options: Any) -> Any:
+            answer = await call(request, **options)
+            if isinstance(request, LeaveRequest):
                 raise StewardUnreachable("the answer was lost")
             return answer
 

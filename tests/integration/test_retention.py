@@ -49,7 +49,7 @@ async def sequences(js: JetStream, subject_filter: str = CHAT) -> list[int]:
 
 async def set_space(space: RealSpace, **settings: Any) -> None:
     async with space.administer() as admin:
-        await admin.ask("space_set", **settings)
+        await admin.call("admin", "space_set", **settings)
 
 
 async def post_many(agent: AgentClient, count: int, size: int = 100) -> list[int]:
@@ -426,11 +426,11 @@ async def side(js: JetStream, stream: str) -> int:
 
 
 async def test_an_archive_is_off_and_switching_it_on_is_refused_until_one_exists(space: RealSpace) -> None:
-    assert serving(space).space.settings()["parts"] == {"deliver": "on", "archive": "off"}
+    assert serving(space).space.settings().parts == Parts(deliver="on", archive="off")
     with pytest.raises(UsageError, match="Cannot set archive=on: the archive does not exist yet"):
         await set_space(space, keep_age=0, parts={"archive": "on"})
     await set_space(space, parts={"archive": "off"})
-    assert (serving(space).space.settings()["parts"]["archive"], serving(space).space.settings()["keep_age"]) == (
+    assert (serving(space).space.settings().parts.archive, serving(space).space.settings().keep_age) == (
         "off",
         None,
     )
@@ -462,7 +462,7 @@ async def test_receipts_go_by_age_once_the_archive_has_them_and_are_counted(calm
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == 0
         assert serving(space).sides.removed == {"receipts": 6, "dead": 0}
-        assert (await serving(space).health.facts())["removed"]["receipts"] == 6
+        assert (await serving(space).health.facts()).removed["receipts"] == 6
 
 
 @pytest.mark.usefixtures("archive_exists")
@@ -476,14 +476,12 @@ async def test_a_side_stream_that_is_nearly_full_loses_its_oldest_or_says_who_ho
             count += 1
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == count
-        assert (
-            "AUD_main is nearly full and waits for the archive" in (await serving(space).health.facts())["problems"][0]
-        )
+        assert "AUD_main is nearly full and waits for the archive" in (await serving(space).health.facts()).problems[0]
         await set_space(space, parts={"archive": "off"})
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == count - count // 4
         assert (await js.following(s.audit_stream, f"{s.root}.aud.>", 1)).seq == count // 4 + 1  # type: ignore[union-attr]
-        assert (await serving(space).health.facts())["problems"] == []
+        assert (await serving(space).health.facts()).problems == ()
 
 
 async def test_dead_letters_are_bounded_in_number_and_the_newest_stay(
@@ -497,7 +495,7 @@ async def test_dead_letters_are_bounded_in_number_and_the_newest_stay(
         await serving(space).sides.run()
         left = await js.subjects_of(space.subjects.dead_stream, "td.main.dead.>")
         assert sorted(left) == [space.subjects.dead("task", str(number)) for number in range(3, 8)]
-        assert (await serving(space).health.facts())["removed"]["dead"] == 3
+        assert (await serving(space).health.facts()).removed["dead"] == 3
 
 
 async def test_dead_letters_that_were_removed_are_not_listed(calm: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,8 +529,8 @@ async def test_dead_letters_that_were_removed_are_not_listed(calm: RealSpace, mo
         assert [each["seq"] for each in said["dead"]] == [2]
         assert said["mail"] == []
         told = steward.store.told_to(ada.id)
-        assert [each["count"] for each in told] == [3], "and whose they were is told, once for all of them"
-        assert "(2 of channel messages, 1 of tasks)" in told[0]["text"]
+        assert [each.count for each in told] == [3], "and whose they were is told, once for all of them"
+        assert "(2 of channel messages, 1 of tasks)" in told[0].text
         await steward.sides.run()
         assert len(steward.store.told_to(ada.id)) == 1
 
@@ -551,7 +549,7 @@ async def test_letters_that_grew_old_go_once_a_day_and_their_owners_hear_of_it(
         monkeypatch.setattr(side_streams, "DEAD_KEPT", -side_streams.DAY)
         await steward.sides.run()
         assert (await ada.control.call("dead", "list"))["dead"] == []
-        assert [each["count"] for each in steward.store.told_to(ada.id)] == [1]
+        assert [each.count for each in steward.store.told_to(ada.id)] == [1]
 
 
 async def test_letters_of_one_owner_take_no_more_than_its_share_of_a_small_stream(calm: RealSpace) -> None:
@@ -582,7 +580,7 @@ async def test_letters_of_one_owner_take_no_more_than_its_share_of_a_small_strea
         kept = {each.subject for each in await anext(js.read(s.dead_stream, f"{s.root}.dead.>", 1, 10_000))}
         assert len(kept) == 1 + len(mine)
         assert (await js.info(s.dead_stream))["state"]["bytes"] < 64 * 1024 // 4
-        assert sum(each["count"] for each in steward.store.told_to(ada.id)) == 38 - len(mine)
+        assert sum(each.count or 0 for each in steward.store.told_to(ada.id)) == 38 - len(mine)
         assert steward.store.told_to(bob.id) == []
         counted = {each.seq: each.size for each in steward.letters.of(ada.id)}
         await steward.letters.load()

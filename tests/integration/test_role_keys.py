@@ -70,7 +70,7 @@ async def test_the_stewards_keys_are_new_and_the_next_steward_serves_with_them(s
     assert isinstance(await space.steward_ended(), UnreachableError), "its credential is void: it ends, to start again"
     assert await lets_in(space, before) is False
     steward = await space.start_steward()
-    assert steward.table.steward_key == said["steward_key"]
+    assert steward.table.steward_key == said.steward_key
     async with space.agent("ada") as ada:
         assert (await ada.control.call("health", "ping"))["healthy"]
 
@@ -257,7 +257,7 @@ async def test_the_steward_comes_back_and_invites_after_the_authority_is_another
 async def eventually_asked(admin: Administrator) -> dict[str, Any]:
     for _ in range(100):
         try:
-            return await admin.ask("issued", ids=[])
+            return await admin.call("admin", "issued", ids=[])
         except UnreachableError:
             await asyncio.sleep(0.1)
     raise AssertionError("the steward did not come back")

@@ -10,6 +10,7 @@ import pytest
 import tidings
 from tidings.admin.agents import AgentFile
 from tidings.client.connect import connect_directly
+from tidings.contract.channels import RawRecord
 from tidings.errors import AmbiguousPeer, Superseded, TidingsError, UnknownPeer
 from tidings.util.private_files import write_private
 from tidings.wire.roster import Agent, Delta, sign_delta
@@ -211,7 +212,7 @@ async def test_the_roster_is_followed_through_a_rotation_of_the_stewards_key(spa
     async def rotate() -> None:
         write_private(space.home.creds / "steward.key.next", KeyPair.generate().seed + "\n")
         async with space.administer() as admin:
-            await admin.ask("rotate_key")
+            await admin.call("admin", "rotate_key")
 
     async with connect(space, "ada") as ada:
         await rotate()
@@ -230,14 +231,9 @@ async def test_a_chain_of_keys_that_does_not_verify_changes_nothing(space: RealS
     async with connect(space, "ada") as ada, space.core() as core:
         stored = await core.last(space.subjects.log_stream, space.subjects.access(ada.id))
         assert stored is not None
-        line: dict[str, Any] = {
-            "seq": 7,
-            "time": "1970-01-01T00:00:00.000000000Z",
-            "subject": space.subjects.space_record,
-            "headers": "",
-        }
-        line["payload"] = "eyJvcCI6IngiLCJzdGV3YXJkX2tleSI6IlgifQ=="
-        assert ada.roster._follow_key([line]) == ada.identity.steward_key
+        payload = b'{"op":"x","steward_key":"X"}'
+        record = RawRecord(7, "1970-01-01T00:00:00.000000000Z", space.subjects.space_record, b"", payload)
+        assert ada.roster._follow_key((record,)) == ada.identity.steward_key
         assert ada.roster.refused["rotation"] == 1
 
 

@@ -67,7 +67,7 @@ async def test_a_rotation_is_refused_while_something_is_unread_and_says_how_much
 
         async def is_read() -> bool:
             async with pair.administer() as admin:
-                return not (await admin.ask("unread", id=hal.id))["words"]
+                return not (await admin.call("admin", "unread", id=hal.id))["words"]
 
         await eventually(is_read, what="the mailbox is empty")
         async with pair.administer() as admin:
@@ -98,7 +98,7 @@ async def test_what_a_rotation_drops_is_told_to_the_agent_and_to_the_senders(
         assert "2 direct messages you sent to hal will not be read: hal has a new key" in unread.text
     async with connect(pair, "ada", receive=False) as ada:
         for each in sent:
-            assert (await ada.trace(each.id))["receipts"][0]["stage"] == "undeliverable"
+            assert (await ada.trace(each.id)).receipts[0].stage == "undeliverable"
 
 
 async def _killed(*_arguments: Any) -> None:
@@ -138,7 +138,7 @@ async def test_a_successor_has_the_results_and_traces_of_tasks_its_predecessors_
         assert (await hal.task(second.id, 0)).state == "dead"
         assert (await hal.task(third.id, 0)).state == "queued"
         life = await hal.trace(first.id)
-        assert [each["state"] for each in life["receipts"]] == ["done"]
+        assert [each.state for each in life.receipts] == ["done"]
         async with connect(pair, "ada", receive=False) as ada:
             assert (await ada.task(first.id, 0)).state == "unknown", "nobody else's"
-            assert (await ada.trace(first.id))["receipts"] == []
+            assert (await ada.trace(first.id)).receipts == ()

@@ -71,7 +71,7 @@ async def record_time(js: JetStream, seq: int) -> float:
 
 async def test_what_expired_unclaimed_leaves_the_queue_and_is_not_given_to_a_later_worker(space: RealSpace) -> None:
     async with space.administer() as admin:
-        await admin.ask("space_set", parts={"archive": "off"})
+        await admin.call("admin", "space_set", parts={"archive": "off"})
     async with connect(space, "ada") as ada, space.core() as js:
         gone = await ada.ask("painter", "gone", deadline=0.3)
         good = await ada.ask("painter", "good")

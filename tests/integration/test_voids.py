@@ -56,21 +56,21 @@ async def test_a_message_with_reserved_headers_is_told_to_its_sender_as_void_and
             assert (notice.kind, notice.channel, notice.count) == ("void", "general", 1)
             assert header in notice.cause
             told = await ada.trace(mid)
-            assert [(each["kind"], each["to"]) for each in told["stored"]] == [("chat", "general")]
-            assert header in told["stored"][0]["void"]
-            (receipt,) = told["receipts"]
-            assert (receipt["stage"], receipt["kind"], header in receipt["why"]) == ("void", "chat", True)
+            assert [(each.kind, each.to) for each in told.stored] == [("chat", "general")]
+            assert header in told.stored[0].void
+            (receipt,) = told.receipts
+            assert (receipt.stage, receipt.kind, header in receipt.why) == ("void", "chat", True)
         known = await ada.receipt(direct, "read", timeout=10, to=bob.id)
         assert (known.stage, "KV-Foo" in known.why) == ("void", True)
-        assert (await bob.trace(next(iter(void))))["stored"] == [], "nobody else is told"
+        assert (await bob.trace(next(iter(void)))).stored == (), "nobody else is told"
         assert pair.steward is not None
-        assert (await pair.steward.health.facts())["void_messages"] == {"header": 4}
+        assert (await pair.steward.health.facts()).void_messages == {"header": 4}
         await ada.send("general", "a good one")
         assert (await bob.next_message(10)).text == "a good one"
     await pair.stop_steward()
     await pair.start_steward(TEST_INTERVALS)
     async with connect(pair, "ada", channels=["general"]) as ada:
-        assert (await ada.trace(direct))["receipts"][0]["stage"] == "void", "and it is remembered"
+        assert (await ada.trace(direct)).receipts[0].stage == "void", "and it is remembered"
         again: list[Notice] = []
         ada.on("notice", again.append)
         await eventually(lambda: len(again) == 4, what="a program that was away hears of it, under the same ids")
@@ -93,7 +93,7 @@ async def test_a_post_that_the_rules_did_not_allow_is_told_to_its_sender_as_void
         ada.on("notice", notices.append)
         fine = [await ada.send("random", "while every channel is open")]
         async with space.administer() as admin:
-            await admin.ask("space_set", channels="listed")
+            await admin.call("admin", "space_set", channels="listed")
         unlisted = await ada.send("random", "to nobody")
         await ada.connection.call("channel", "set", channel="random", description="now listed")
         fine.append(await ada.send("random", "to its members"))
@@ -103,13 +103,13 @@ async def test_a_post_that_the_rules_did_not_allow_is_told_to_its_sender_as_void
         assert unlisted.id in notices[0].text
         assert "owed to nobody" in notices[0].text
         told = await ada.trace(unlisted.id)
-        assert [each["void"] for each in told["stored"]] == [cause]
-        assert [(each["stage"], each["why"]) for each in told["receipts"]] == [("void", cause)]
+        assert [each.void for each in told.stored] == [cause]
+        assert [(each.stage, each.why) for each in told.receipts] == [("void", cause)]
         for each in fine:
             told = await ada.trace(each.id)
-            assert (["void" in line for line in told["stored"]], told["receipts"]) == ([False], [])
+            assert ([line.void for line in told.stored], told.receipts) == ([""], ())
         async with space.administer() as admin:
-            await admin.ask("grant", id=bob.id, name="bob", read=[">"], post=["general"])
+            await admin.call("admin", "grant", id=bob.id, name="bob", read=[">"], post=["general"])
         late = compose(Sender(bob.id, "bob"), text="the broker has not cut him yet")
         signature = signing.sign(bob.key, bob.space_id, "chat", "random", late.raw)
         await bob.connection.request(
@@ -118,7 +118,7 @@ async def test_a_post_that_the_rules_did_not_allow_is_told_to_its_sender_as_void
         await eventually(lambda: steward.voids.found == {"ruling": 2}, what="it is found")
         (receipt,) = (await bob.control.call("trace", "get", id=late.id))["receipts"]
         assert receipt["why"] == f"{RULED_OUT}: its sender might not post in #random"
-        assert (await steward.health.facts())["void_messages"] == {"ruling": 2}
+        assert (await steward.health.facts()).void_messages == {"ruling": 2}
     assert (await read_store(space.home)).void == {"ruling": 2}, "and whoever reads the store counts the same"
 
 
@@ -159,7 +159,7 @@ async def test_a_round_in_which_nobody_could_be_told_is_done_again(
         mid = await write_void(raw, s.chat(raw.id, "general"), "chat", "general", "KV-Foo", s.log_stream)
         await eventually(lambda: bool(steward.voids.found), what="a round that told its sender")
         assert failed == [mid, mid]
-        assert [each["stage"] for each in (await ada.trace(mid))["receipts"]] == ["void"]
+        assert [each.stage for each in (await ada.trace(mid)).receipts] == ["void"]
         assert steward.voids.found == {"header": 1}, "and it counts once"
 
 

@@ -28,7 +28,7 @@ OFTEN = {"look_every": 0.0}
 
 async def set_space(space: RealSpace, **settings: Any) -> None:
     async with space.administer() as admin:
-        await admin.ask("space_set", **settings)
+        await admin.call("admin", "space_set", **settings)
 
 
 def told(box: Mailbox) -> list[Lost]:

@@ -180,7 +180,7 @@ async def test_an_absent_agent_never_closes_the_gate_and_is_told_what_it_lost(
         for name in AGENTS[:3]:
             await space.add(name, read=[">"], post=[">"], manage=[">"])
         async with space.administer() as admin:
-            await admin.ask("space_set", keep_age=0, parts={"deliver": "on", "archive": "off"})
+            await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "on", "archive": "off"})
         async with clients(space, AGENTS[:3]) as crowd, space.core() as js:
             ada, *absent = crowd.values()
             for agent in absent:

@@ -25,6 +25,7 @@ from unittest import mock
 
 import msgspec
 
+from tidings.contract.core import Request
 from tidings.errors import (
     ConflictError,
     DeniedError,
@@ -43,6 +44,9 @@ from tidings.wire.rulings import Link
 from tidings.wire.signing import ACCOUNT, KeyPair, key_of_seed
 from tidings.wire.states import ReceiptStage
 from tools.link_ports import WINDOW, Books, Killed
+from tools.typed_answers import fields_of, typed_answer
+
+A = TypeVar("A")
 
 T = TypeVar("T")
 SPACES = tuple(key_of_seed(bytes([number]) * 32, ACCOUNT).id for number in range(1, 4))
@@ -257,7 +261,7 @@ class MailSpace:
 
     def _confirmed(self, marks: list[list[Any]]) -> tuple[int, bool]:
         set_back = False
-        for seq, mark in sorted(marks, reverse=True):
+        for seq, mark, *_ in sorted(marks, reverse=True):
             found = self.streams.mail.get(seq)
             if found is not None and found.mark == mark:
                 return seq, set_back
@@ -404,16 +408,18 @@ class _PeerPort:
     def __init__(self, worker: MailWorker) -> None:
         self.worker = worker
 
-    async def ask(self, do: str, **said: Any) -> dict[str, Any]:
-        return self.worker.world.ask(lambda: self.worker.peer.asked_by_peer(do, said))
+    async def ask(self, request: Request[A]) -> A:
+        verb, fields, world = request.operation.verb, fields_of(request), self.worker.world
+        return typed_answer(request, world.ask(lambda: self.worker.peer.asked_by_peer(verb, fields)))
 
 
 class _LocalPort:
     def __init__(self, worker: MailWorker) -> None:
         self.worker = worker
 
-    async def ask(self, do: str, **said: Any) -> dict[str, Any]:
-        return self.worker.world.ask(lambda: self.worker.here.asked_by_worker(do, said))
+    async def ask(self, request: Request[A]) -> A:
+        verb, fields, world = request.operation.verb, fields_of(request), self.worker.world
+        return typed_answer(request, world.ask(lambda: self.worker.here.asked_by_worker(verb, fields)))
 
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
         mid = headers["Nats-Msg-Id"]

@@ -17,12 +17,15 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
+
+from tidings.contract.core import Request
 from tidings.errors import StewardUnreachable
 from tidings.links.link_store import BookedLink
 from tidings.links.task_sync import TaskRound
 from tidings.wire import message as wire
 from tidings.wire import signing
-from tidings.wire.link_exchange import LinkedTask, read_told_tasks
+from tidings.wire.link_exchange import LinkedTask, ToldTask
 from tidings.wire.message import Sender, compose
 from tidings.wire.names import role_elsewhere
 from tidings.wire.rulings import Link
@@ -30,6 +33,9 @@ from tidings.wire.seal import seal_task
 from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.states import TaskStatus
 from tools.link_ports import Books
+from tools.typed_answers import fields_of, typed_answer
+
+A = TypeVar("A")
 
 HERE, THERE = (KeyPair.generate(ACCOUNT).id for _ in range(2))
 RITA = KeyPair.generate()
@@ -71,8 +77,12 @@ class AskersSpace:
     ended: dict[str, str] = field(default_factory=dict)
     spoken: dict[str, float] = field(default_factory=dict)
 
-    async def ask(self, do: str, **said: Any) -> dict[str, Any]:
-        return self.world.answered(lambda: self._tasks(**said) if do == "tasks" else self._progress(**said))
+    async def ask(self, request: Request[A]) -> A:
+        return typed_answer(request, self.world.answered(lambda: self._answer(request)))
+
+    def _answer(self, request: Request[Any]) -> dict[str, Any]:
+        fields = fields_of(request)
+        return self._tasks(**fields) if request.operation.verb == "tasks" else self._progress(**fields)
 
     def _tasks(self, room: int, without: list[str], busy: list[str]) -> dict[str, Any]:
         now = self.world.now
@@ -85,7 +95,7 @@ class AskersSpace:
     def _progress(self, tasks: list[dict[str, Any]]) -> dict[str, Any]:
         refused, later = [], []
         known = {each.task.seq: each for each in self.queue}
-        for number, told in enumerate(read_told_tasks(tasks)):
+        for number, told in enumerate(msgspec.convert(tasks, list[ToldTask])):
             found = known.get(told.seq)
             if found is None or (found.task.sender, found.id) != (told.sender, told.id):
                 refused.append(number)
@@ -109,8 +119,12 @@ class WorkersSpace:
     #: ids the broker knows, and until when
     burnt: dict[str, float] = field(default_factory=dict)
 
-    async def ask(self, do: str, **said: Any) -> dict[str, Any]:
-        return self.world.answered(lambda: self._tasks(**said) if do == "tasks" else self._progress(**said))
+    async def ask(self, request: Request[A]) -> A:
+        return typed_answer(request, self.world.answered(lambda: self._answer(request)))
+
+    def _answer(self, request: Request[Any]) -> dict[str, Any]:
+        fields = fields_of(request)
+        return self._tasks(**fields) if request.operation.verb == "tasks" else self._progress(**fields)
 
     def _tasks(self, link: str, tasks: list[dict[str, Any]]) -> dict[str, Any]:
         assert link == RECORD.link

@@ -26,6 +26,8 @@ import msgspec
 
 from tidings.admin.home import SpaceHome
 from tidings.admin.identity import Identity, bundle_identity
+from tidings.contract.admin import ACCEPT_WAIT, Grant, PlaceGrant, RedeemRequest, SealedAnswer
+from tidings.contract.core import Answer, Request, explain
 from tidings.errors import (
     AuthRevoked,
     BrokerUnreachable,
@@ -48,9 +50,8 @@ from tidings.server.grants import invitation_token
 from tidings.util.backoff import Backoff
 from tidings.util.private_files import locked, private_dir, read_private, write_private
 from tidings.wire.invitations import InvitationLine, Trust, acceptance, check_kind
-from tidings.wire.operations import ACCEPT_WAIT
 from tidings.wire.signing import KeyPair
-from tidings.wire.subjects import INVITATION_SERVICE, Subjects
+from tidings.wire.subjects import Subjects
 
 PATIENCE = 5.0
 #: how often it is asked again while the space is busy or does not answer
@@ -67,6 +68,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 P = TypeVar("P", bound=Progress)
+S = TypeVar("S", bound=Answer)
 
 
 @contextmanager
@@ -100,13 +102,13 @@ class Handshake(Generic[P]):
     def key(self) -> KeyPair:
         return KeyPair(self.progress.seed)
 
-    async def ask(self, do: str, **asked: str) -> dict[str, Any]:
-        """What the space that invited answers to our key, asked again while it is busy or does not answer."""
+    async def call(self, request: Request[SealedAnswer], sealed: type[S]) -> S:
+        """Returns what the space that invited sealed for our key. Asks again while it is busy or does not answer."""
         url, delays = (await asyncio.to_thread(where_of, self.line)).full_url, AGAIN.delays()
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                said = await _ask_once(self.line, url, do, {"id": self.key.id, **asked})
-                return dict(json.loads(self.key.open_sealed(base64.b64decode(said["sealed"]))))
+                answer = await _ask_once(self.line, url, request)
+                return msgspec.json.decode(self.key.open_sealed(answer.sealed), type=sealed)
             except NameTaken:
                 raise
             except (ConflictError, OutcomeUnknown, BrokerUnreachable) as error:
@@ -116,17 +118,19 @@ class Handshake(Generic[P]):
                 self.tell(f"{again}; asking again")
             except AuthRevoked as error:
                 raise AuthRevoked(_not_taken(self.line)) from error
-            except (ValueError, KeyError, TypeError) as error:
-                raise WireError("the space answered with something that is no answer to this") from error
+            except msgspec.MsgspecError as error:
+                raise WireError(f"{request.operation.name}: invalid answer: {explain(error)}") from error
             await asyncio.sleep(next(delays))
         raise AssertionError("unreachable")
 
-    def granted(self, answer: dict[str, Any]) -> tuple[str, str]:
-        """Our credential and the address of the space; KeyError, TypeError or ValueError if either is missing."""
-        token = str(answer["jwt"])
-        if jwt.decode(token)["sub"] != self.key.id:
+    def granted(self, grant: Grant) -> tuple[str, str]:
+        """Returns our credential and the address of the space. Raises WireError if the token is not ours."""
+        if jwt.decode(grant.jwt).get("sub") != self.key.id:
             raise WireError("the space gave what it promised to another key than ours")
-        return jwt.credentials(token, self.key), addresses_of(self.line, answer)
+        try:
+            return jwt.credentials(grant.jwt, self.key), addresses_of(self.line, grant)
+        except ValueError as error:
+            raise WireError(f"the space named an authority that is no certificate ({error})") from error
 
 
 def read_progress(path: Path, kind: type[P]) -> P:
@@ -168,10 +172,10 @@ async def _accept(home: SpaceHome, handshake: Handshake[Progress], name: str) ->
     if why := _no_room(home, name, key):
         raise ConflictError(f"{why}: accept the line into another home (--home)")
     signature = base64.b64encode(key.sign(acceptance(line.space, line.key.id, key.id, name))).decode()
-    answer = await handshake.ask("redeem", name=name, sig=signature)
-    found = _bundle(handshake, answer)
+    place = await handshake.call(RedeemRequest(id=key.id, name=name, sig=signature), PlaceGrant)
+    found = _bundle(handshake, place)
     kept = home.imported(found["agent"]["name"])
-    before = _replaced(kept, found, answer)
+    before = _replaced(kept, place)
     why = None if before else _no_room(home, found["agent"]["name"], key, found["space_id"])
     if why:
         kept = handshake.path.with_suffix(".tidings.json")
@@ -188,28 +192,30 @@ async def _accept(home: SpaceHome, handshake: Handshake[Progress], name: str) ->
     return bundle_identity(kept)
 
 
-def _bundle(handshake: Handshake[Progress], answer: dict[str, Any]) -> dict[str, Any]:
+def _bundle(handshake: Handshake[Progress], place: PlaceGrant) -> dict[str, Any]:
     """The same as `tidings agent export` writes, with the address by which the space was reached."""
-    line = handshake.line
-    try:
-        agent = dict(answer["agent"])
-        anchors = {name: str(answer[name]) for name in ("space_id", "steward_key")}
-        creds, url = handshake.granted(answer)
-        if agent["id"] != handshake.key.id:
-            raise WireError("the space gave a place to another key than ours")
-    except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"the space answered with something that is no place in it ({error})") from error
-    place = {"tidings": 1, "space": line.space, **anchors, "url": url, "agent": agent, "creds": creds}
-    return place | {"invitation": line.key.id}
+    creds, url = handshake.granted(place)
+    if place.agent.id != handshake.key.id:
+        raise WireError("the space gave a place to another key than ours")
+    return {
+        "tidings": 1,
+        "space": handshake.line.space,
+        "space_id": place.space_id,
+        "steward_key": place.steward_key,
+        "url": url,
+        "agent": {"name": place.agent.name, "id": place.agent.id},
+        "creds": creds,
+        "invitation": handshake.line.key.id,
+    }
 
 
-def _replaced(kept: Path, found: dict[str, Any], answer: dict[str, Any]) -> str | None:
+def _replaced(kept: Path, place: PlaceGrant) -> str | None:
     """Whose place in this home the new key takes: that of the very agent it was invited to replace."""
     if not kept.exists():
         return None
     held = bundle_identity(kept)
-    same = (held.space_id, held.steward_key) == (found["space_id"], found["steward_key"])
-    return held.id if same and held.id in answer.get("succeeds", ()) else None
+    same = (held.space_id, held.steward_key) == (place.space_id, place.steward_key)
+    return held.id if same and held.id in place.succeeds else None
 
 
 def _ways_in(home: SpaceHome, found: dict[str, Any], kept: Path) -> str:
@@ -332,32 +338,30 @@ def _not_taken(line: InvitationLine) -> str:
     )
 
 
-async def _ask_once(line: InvitationLine, url: str, do: str, asked: dict[str, str]) -> dict[str, Any]:
+async def _ask_once(line: InvitationLine, url: str, request: Request[SealedAnswer]) -> SealedAnswer:
     creds = jwt.credentials(invitation_token(line), line.key)
     connection = await connect(url, creds, line.key.id, name="whoever was invited", reconnect=False)
     try:
         control = ControlClient(connection, Subjects(line.space), line.key.id, timeout=ACCEPT_WAIT + PATIENCE)
-        return await control.call(INVITATION_SERVICE, do, **asked)
+        return await control.call(request)
     finally:
         await close_quietly(connection)
 
 
-def addresses_of(line: InvitationLine, answer: dict[str, Any]) -> str:
+def addresses_of(line: InvitationLine, grant: Grant) -> str:
     """The one by which it was reached, and then the other way in at the same host; or all servers that others run."""
-    if servers := str(answer.get("servers", "")):
-        return servers
-    used = where_of(line) if line.trust is not Trust.AUTHORITY else _trusting(line, _authority(line, answer))
-    other = int(answer.get("port" if line.websocket else "ws_port", 0))
+    if grant.servers:
+        return grant.servers
+    used = where_of(line) if line.trust is not Trust.AUTHORITY else _trusting(line, _authority(line, grant))
+    other = grant.port if line.websocket else grant.ws_port
     if not other or not used.tls:
         return used.full_url
     return f"{used.full_url},{used._replace(port=other, websocket=not line.websocket).full_url}"
 
 
-def _authority(line: InvitationLine, answer: dict[str, Any]) -> bytes:
+def _authority(line: InvitationLine, grant: Grant) -> bytes:
     from tidings.server.certificates import compressed_key
 
-    trusted = base64.b64decode(str(answer["authority"]))
-    # its successor, if there is one, comes behind it
-    if compressed_key(trusted[: int(answer["authority_bytes"])]) != line.authority:
+    if compressed_key(grant.authority[: grant.authority_bytes]) != line.authority:
         raise UntrustedServer("the authority that the space named is not the one that invited you")
-    return trusted
+    return grant.authority

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from tidings.admin.agents import CUT, LIVE, AgentFile, Issued, Ledger, parse_agent_file
 from tidings.admin.external import longest_lifetime, push_account_token
@@ -25,6 +25,8 @@ from tidings.admin.invitations import Invitations
 from tidings.admin.layout import Voided, check_layout, make_link_creds, make_pipeline_creds
 from tidings.admin.link_registry import LinkLedger
 from tidings.admin.recall import Recall, note_recalled, words
+from tidings.contract.admin import GrantRequest, IssuedRequest, RevokeRequest, UnreadRequest
+from tidings.contract.core import Request
 from tidings.errors import (
     ConflictError,
     InvalidName,
@@ -52,6 +54,7 @@ NARROWING_GRACE = 2.0
 #: how long somebody else's operation is waited for
 LOCK_WITHIN = 60.0
 log = logging.getLogger(__name__)
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +95,20 @@ class Administrator:
         self._stack.push_async_callback(close_quietly, connection)
         return connection, key.id
 
-    async def ask(self, do: str, *, op: str | None = None, **arguments: Any) -> dict[str, Any]:
+    @overload
+    async def call(self, request: Request[A], /, *, op: str | None = None) -> A: ...
+    @overload
+    async def call(self, request: str, do: str, *, op: str | None = None, **arguments: Any) -> dict[str, Any]: ...
+    async def call(
+        self, request: Request[A] | str, do: str = "", *, op: str | None = None, **arguments: Any
+    ) -> A | dict[str, Any]:
+        """Asks the steward as an administrator and returns the answer."""
         if self._control is None:
             connection, user_id = await self._user(self.keyring.core, "admin", owner=True)
             self._control = ControlClient(connection, self.subjects, user_id, timeout=30)
-        return await self._control.call("admin", do, op=op, **arguments)
+        if isinstance(request, Request):
+            return await self._control.call(request, op=op)
+        return await self._control.call(request, do, op=op, **arguments)
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -233,15 +245,15 @@ class Administrator:
             key=self._reconcile_order(),
         )
         for chunk in (rows[i : i + 200] for i in range(0, len(rows), 200)):
-            found = (await self.ask("issued", ids=[row.id for row in chunk]))["found"]
+            found = (await self.call(IssuedRequest(tuple(row.id for row in chunk)))).found
             for row in chunk:
                 known = found.get(row.id)
-                if row.state == "active" and (known is None or known["op"] != row.op or known["revoked"]):
+                if row.state == "active" and (known is None or known.op != row.op or known.revoked):
                     again, _ = await self._grant(replace(row, succeeds=await self._known_predecessor(row)))
                     self.ledger.put(again, succeeds=row.succeeds)
                     done.append(f"wrote the access of {row.name} again: the log had lost it")
-                elif row.state != "active" and known is not None and not known["revoked"]:
-                    await self.ask("revoke", id=row.id)
+                elif row.state != "active" and known is not None and not known.revoked:
+                    await self.call(RevokeRequest(row.id))
                     done.append(f"wrote the revocation of {row.name} again: the log had lost it")
         return done
 
@@ -266,8 +278,8 @@ class Administrator:
         """The nearest key before this one that the log still knows as an agent: whom to inherit from."""
         before = row.succeeds
         while before:
-            known = (await self.ask("issued", ids=[before]))["found"].get(before)
-            if known is not None and not known["revoked"]:
+            known = (await self.call(IssuedRequest((before,)))).found.get(before)
+            if known is not None and not known.revoked:
                 return before
             older = self.ledger.get(before)
             before = older.succeeds if older else ""
@@ -295,7 +307,7 @@ class Administrator:
     async def _check_steward(self, nothing: str) -> None:
         """Nothing is written here that the steward would not hear of: while it is away there is nothing to undo."""
         try:
-            await self.ask("issued", ids=[])
+            await self.call(IssuedRequest())
         except UnreachableError as error:
             raise type(error)(f"{nothing}: {error}") from error
 
@@ -354,24 +366,23 @@ class Administrator:
         )
 
     async def _grant(self, row: Issued) -> tuple[Issued, list[str]]:
-        said = await self.ask(
-            "grant",
-            op=row.op,
+        request = GrantRequest(
             id=row.id,
             name=row.name,
-            roles=list(row.roles),
-            read=list(row.read),
-            post=list(row.post),
-            manage=list(row.manage),
+            roles=row.roles,
+            read=row.read,
+            post=row.post,
+            manage=row.manage,
             jwt=row.token,
             iat=row.iat,
             succeeds=row.succeeds or None,
             withheld=row.withheld,
         )
+        granted = await self.call(request, op=row.op)
         failpoints.reach("add.after_grant")
         # a change ends when the old token is void, not before
         state = "changing" if row.state == "changing" else "active"
-        return self.ledger.put(row, state=state, seq=said["seq"]), said["closed"]
+        return self.ledger.put(row, state=state, seq=granted.seq), list(granted.closed)
 
     async def set_access(
         self, name: str, agent: AgentFile, *, restore: bool | None = None, lifetime: int | None = None
@@ -486,7 +497,7 @@ class Administrator:
         await self.push_revocations()
         failpoints.reach("revoke.after_push")
         try:
-            await self.ask("revoke", id=row.id)
+            await self.call(RevokeRequest(row.id))
         except (UnreachableError, OutcomeUnknown) as error:
             log.warning("what %s was given is void; its record follows when the steward answers (%s)", row.name, error)
             return row
@@ -495,7 +506,7 @@ class Administrator:
     async def _complete_revocation(self, row: Issued) -> None:
         row = self.ledger.put(row, void_until=max(row.void_until, row.iat))
         await self.push_revocations()
-        await self.ask("revoke", id=row.id)
+        await self.call(RevokeRequest(row.id))
         if self._creds_match(row):
             self.home.agent_creds(row.name).unlink()
         self.ledger.put(row, state="revoked")
@@ -509,7 +520,7 @@ class Administrator:
         await self.finish()
         old = self._active(name)
         await self._check_steward(f"agent {name} has no new key")
-        unread = (await self.ask("unread", id=old.id))["words"]
+        unread = (await self.call(UnreadRequest(old.id))).words
         if unread and not drop_unread:
             raise ConflictError(
                 f"agent {name} keeps its key, because a new one cannot have what lies unread for it: {unread}. Let it "

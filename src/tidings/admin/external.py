@@ -23,6 +23,7 @@ from tidings.admin.home import SIGNED_ELSEWHERE, SIGNING, SpaceHome, SpaceInfo, 
 from tidings.admin.invitations import Invitations
 from tidings.admin.link_registry import LinkLedger
 from tidings.admin.pushing import ANSWER, keep_token, system_user, tell_servers
+from tidings.contract.admin import OfferRequest
 from tidings.errors import AuthRevoked, BrokerUnreachable, TidingsError, UsageError
 from tidings.nats import jwt
 from tidings.nats.address import parse_addresses, shown
@@ -35,7 +36,7 @@ from tidings.server.nats_server import MINIMUM_VERSION
 from tidings.server.streams import storage_needed
 from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.signing import KeyPair
-from tidings.wire.subjects import INVITATION_SERVICE, LINK_SERVICE, Subjects
+from tidings.wire.subjects import LINK_SERVICE, Subjects
 
 MAX_PAYLOAD = 1024 * 1024
 CONTROL_LINE = 65_536
@@ -372,7 +373,9 @@ class Checks:
             return None
         try:
             async with self._user(self.keyring.invite, "check") as (guest, guest_id):
-                if await self._is_served(guest, self.subjects.control(INVITATION_SERVICE, guest_id), hears=False):
+                if await self._is_served(
+                    guest, self.subjects.control(OfferRequest.operation.service, guest_id), hears=False
+                ):
                     return None
         except AuthRevoked:
             return self._no_account("INVITE")

@@ -29,6 +29,7 @@ from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.link_registry import LinkLedger
 from tidings.admin.linking import Linker, check_until, link_record, terms_of
 from tidings.admin.listening import address_for
+from tidings.contract.admin import LinkGrant, OfferedLink, OfferRequest, RedeemRequest
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, UsageError, WireError
 from tidings.nats.address import parse_addresses
 from tidings.util import failpoints
@@ -202,11 +203,14 @@ class _Acceptor(Handshake[_Progress]):
         said = asking(self.line.space, self.line.key.id, self.key.id)
         async with administer(self.home, "asking for what a line offers") as admin:
             proof = admin.keyring.core.sign(said)
-        signed = {
-            name: base64.b64encode(each).decode() for name, each in (("sig", self.key.sign(said)), ("proof", proof))
-        }
-        answer = await self.ask("offer", space=self.home.read_info().id, **signed)
-        return str(answer.get("offer", "")), str(answer.get("signature", ""))
+        request = OfferRequest(
+            id=self.key.id,
+            sig=base64.b64encode(self.key.sign(said)).decode(),
+            space=self.home.read_info().id,
+            proof=base64.b64encode(proof).decode(),
+        )
+        offered = await self.call(request, OfferedLink)
+        return offered.offer, offered.signature
 
     def _checked(self, offer: LinkOffer) -> LinkOffer:
         if (offer.invitation, offer.space) != (self.line.key.id, self.line.space):
@@ -304,12 +308,12 @@ class _Acceptor(Handshake[_Progress]):
         said = self.progress.said
         assert said is not None
         try:
-            answer = await self.ask("redeem", **said._asdict())
+            grant = await self.call(RedeemRequest(id=self.key.id, **said._asdict()), LinkGrant)
         except (DeniedError, UsageError) as error:
             await self._take_back(error)
             raise
         failpoints.reach("link_accept.after_answer")
-        return await self._keep(answer)
+        return await self._keep(grant)
 
     async def _take_back(self, error: Exception) -> None:
         """It will not come to it: what we wrote is ended. The key stays, for the same line with other terms."""
@@ -326,15 +330,12 @@ class _Acceptor(Handshake[_Progress]):
                 f"if the other space lists a link {link}, it is to be removed there: `tidings link remove {link}`"
             )
 
-    async def _keep(self, answer: dict[str, Any]) -> AcceptedLink:
+    async def _keep(self, grant: LinkGrant) -> AcceptedLink:
         offer = read_offer(self.progress.offer, self.progress.signature)
-        try:
-            called = check_space(str(answer["called"]))
-            creds, url = self.granted(answer)
-            if answer["link"] != offer.link:
-                raise WireError("the space linked something else than was agreed")
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError(f"the space answered with something that is no link ({error})") from error
+        called = check_space(grant.called)
+        creds, url = self.granted(grant)
+        if grant.link != offer.link:
+            raise WireError("the space linked something else than was agreed")
         peer = PeerAccess(link=offer.link, space=offer.space, id=offer.space_id, steward=offer.steward, url=url)
         async with administer(self.home, "accepting a link") as admin:
             row = admin.links.get(offer.link)
@@ -342,7 +343,7 @@ class _Acceptor(Handshake[_Progress]):
                 raise ConflictError(f"link {offer.link} was removed here meanwhile: it is to be removed there too")
             LinkPeers.below(self.home).put(peer, creds)
             failpoints.reach("link_accept.after_peer")
-            self.change(done=True, seed="", known_as=called, unreached=str(answer.get("unreached", ""))[:300])
+            self.change(done=True, seed="", known_as=called, unreached=grant.unreached[:300])
         return self._accepted(terms_of(row), peer)
 
 

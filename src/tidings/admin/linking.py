@@ -19,6 +19,7 @@ import msgspec
 from tidings.admin.administration import Administrator
 from tidings.admin.external import longest_lifetime
 from tidings.admin.link_registry import AgreedLink
+from tidings.contract.admin import EndLinkRequest, LinkChangedAnswer, LinkRecordsRequest, SetLinkRequest
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.nats import jwt
 from tidings.util import failpoints
@@ -99,13 +100,14 @@ class Linker:
 
     async def _write(self, row: AgreedLink) -> AgreedLink:
         """Have the record written, and whoever it no longer names cut."""
-        said = await self.admin.ask(
-            "link_set", op=row.op, link=row.link, origin=row.origin, peer=row.peer or None, **row.terms
+        request = SetLinkRequest.operation.decode(
+            {"link": row.link, "origin": row.origin, "peer": row.peer or None, **row.terms}
         )
+        answer: LinkChangedAnswer = await self.admin.call(request, op=row.op)
         failpoints.reach("link.after_record")
         if row.void:
             await self.admin.push_links()
-        return self.ledger.put(row, state="on", seq=said["seq"])
+        return self.ledger.put(row, state="on", seq=answer.seq)
 
     async def end(self, link: str, why: str = "") -> AgreedLink:
         """The other space's worker is cut, and what it sent is admitted no more. Ended again it stays ended."""
@@ -131,8 +133,8 @@ class Linker:
             return row
 
     async def _complete_end(self, row: AgreedLink) -> AgreedLink:
-        said = await self.admin.ask("link_end", op=row.op, link=row.link)
-        return self.ledger.put(row, state="off", seq=said["seq"])
+        answer = await self.admin.call(EndLinkRequest(row.link), op=row.op)
+        return self.ledger.put(row, state="off", seq=answer.seq)
 
     async def finish(self, but: str = "") -> list[str]:
         """Complete what was interrupted. Answers what was done, in words."""
@@ -162,13 +164,13 @@ class Linker:
         """After a start: what was interrupted, and what a log that went backwards has forgotten."""
         done = await self.finish()
         rows = [row for row in self.ledger.rows() if row.state in ("on", "off")]
-        known = (await self.admin.ask("links"))["links"] if rows else {}
+        known = (await self.admin.call(LinkRecordsRequest())).links if rows else {}
         # ends first: a link that was made anew since stands in the way of the one it replaced
         for row in sorted(rows, key=lambda row: row.state == "on"):
             found = known.get(row.link)
-            if row.state == "on" and (found is None or found["op"] != row.op):
+            if row.state == "on" and (found is None or found.op != row.op):
                 done.append(await self._write_again(row))
-            elif row.state == "off" and found is not None and found["state"] == "on":
+            elif row.state == "off" and found is not None and found.state == "on":
                 await self._complete_end(replace(row, op=new_id()))
                 done.append(f"wrote the end of link {row.link} again: the log had lost it")
         return done

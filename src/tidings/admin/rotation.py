@@ -10,6 +10,7 @@ from __future__ import annotations
 from tidings.admin.administration import Administrator
 from tidings.admin.home import SpaceInfo
 from tidings.admin.layout import Voided, make_link_creds, make_pipeline_creds
+from tidings.contract.admin import RotateKeyAnswer, RotateKeyRequest
 from tidings.errors import UsageError
 from tidings.nats import jwt
 from tidings.util import failpoints
@@ -29,15 +30,15 @@ async def rotate_pipeline(admin: Administrator) -> str:
     return jwt.split_credentials(admin.home.pipeline_creds.read_text())[1].id
 
 
-async def rotate_signing_key(admin: Administrator) -> dict[str, object]:
+async def rotate_signing_key(admin: Administrator) -> RotateKeyAnswer:
     """A new signing key for the steward, by a record that the old one signs. Answers the record."""
     following = admin.home.creds / "steward.key.next"
     if not following.exists():
         write_private(following, KeyPair.generate().seed + "\n")
-    return await admin.ask("rotate_key")
+    return await admin.call(RotateKeyRequest())
 
 
-async def rotate_steward(admin: Administrator) -> dict[str, object]:
+async def rotate_steward(admin: Administrator) -> RotateKeyAnswer:
     """A new signing key, by a record that the old one signs, and then a new credential. Answers the record."""
     check_rotatable(admin.info)
     answer = await rotate_signing_key(admin)

@@ -187,13 +187,15 @@ def _row(ctx: Context, name: str) -> Issued:
 def _channels(ctx: Context, row: Issued) -> list[str] | None:
     """What the agent is in, or None when the space is not running."""
 
+    from tidings.contract.admin import TableRequest
+
     async def find(admin: Administrator) -> list[str]:
         offset: int | None = 0
         while offset is not None:
-            page = await admin.ask("table", offset=offset)
-            if row.id in page["table"]["members"]:
-                return sorted(page["table"]["members"][row.id])
-            offset = page["next"]
+            page = await admin.call(TableRequest(offset=offset))
+            if row.id in page.table.members:
+                return sorted(page.table.members[row.id])
+            offset = page.next
         return []
 
     try:

@@ -10,6 +10,7 @@ from tidings.cli import output
 from tidings.cli.connection import act
 from tidings.cli.context import AgentContext, ChannelArgument, DirectContext, Group, YesOption, seconds
 from tidings.cli.talk import printable
+from tidings.contract.channels import ChangeChannelRequest, ChannelAnswer
 from tidings.errors import UsageError
 from tidings.wire.message import new_id
 from tidings.wire.names import check_channel
@@ -33,10 +34,20 @@ def list_channels(ctx: DirectContext) -> None:
     found = act(ctx, lambda agent: agent.channels())
     ctx.end_if_json(found)
     columns = ("channel", "joined", "class", "replay", "members", "last", "description")
-    said = ((each, output.age(each["last"]["time"]) if each["last"] else "never") for each in found)
-    rows = [each | {"last": last, "description": printable(each.get("description", ""))} for each, last in said]
+    rows = [
+        (
+            each.channel,
+            each.joined,
+            each.cls,
+            each.replay,
+            each.members,
+            output.age(each.last.time) if each.last else "never",
+            printable(each.description or ""),
+        )
+        for each in found
+    ]
     output.table(columns, rows, empty="no channel has settings or members yet; a channel needs neither to be used")
-    output.hint(f"tidings channels info {found[0]['channel'] if found else 'general'}")
+    output.hint(f"tidings channels info {found[0].channel if found else 'general'}")
 
 
 @app.command("info")
@@ -50,37 +61,33 @@ def info(ctx: DirectContext, channel: ChannelArgument) -> None:
       tidings channels info team.backend --json
     """
     facts = act(ctx, lambda agent: agent.channel_info(channel))
-    facts.pop("ok", None)
     ctx.end_if_json(facts)
     output.table(("what", "value"), _info_rows(facts))
     output.hint(f"tidings history {channel}")
 
 
-def _info_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    from tidings.wire.roster import Backstop
-
+def _info_rows(facts: ChannelAnswer) -> list[tuple[str, str]]:
     def with_source(key: str, value: str) -> tuple[str, str]:
-        return key, value if key in facts["own"] else f"{value} (default of the space)"
+        return key, value if key in facts.own else f"{value} (default of the space)"
 
-    window = facts["replay_window"]
+    window = facts.replay_window
     rows = [
-        ("channel", facts["channel"]),
-        with_source("class", facts["class"]),
-        with_source("replay", "yes" if facts["replay"] else "no"),
+        ("channel", facts.channel),
+        with_source("class", facts.cls),
+        with_source("replay", "yes" if facts.replay else "no"),
         with_source("replay_window", f"{window} s" if window is not None else "no limit"),
     ]
-    if facts["class"] == "durable":
-        rows.append(("copies", Backstop(**facts["backstop"]).delay or "durable copies are up to date"))
-    if "by" in facts:
-        by = f"set by {facts['by_name'] or facts['by'] or 'nobody known'} at {facts['at'] or 'an unknown time'}"
-        rows += [(key, f"{printable(facts[key])} ({by})") for key in ("description", "instructions") if facts[key]]
-    if "members" in facts:
-        last = facts["last"]
-        said = f"sequence {last['seq']}, {output.age(last['time'])} ago" if last else "never"
+    if facts.cls == "durable":
+        rows.append(("copies", facts.backstop.delay or "durable copies are up to date"))
+    by = f"set by {facts.by_name or facts.by or 'an unknown agent'} at {facts.at or 'an unknown time'}"
+    texts = (("description", facts.description), ("instructions", facts.instructions))
+    rows += [(key, f"{printable(text)} ({by})") for key, text in texts if text]
+    if facts.members is not None:
+        last = f"sequence {facts.last.seq}, {output.age(facts.last.time)} ago" if facts.last else "never"
         rows += [
-            ("members", str(facts["members"])),
-            ("last message", said),
-            ("messages kept", f"{facts['messages']}, {facts['per_hour']:g} an hour since the oldest"),
+            ("members", str(facts.members)),
+            ("last message", last),
+            ("messages kept", f"{facts.messages}, {facts.per_hour:g} an hour since the oldest"),
         ]
     return rows
 
@@ -94,7 +101,7 @@ def members(ctx: DirectContext, channel: ChannelArgument) -> None:
     """
     found = act(ctx, lambda agent: agent.members(channel))
     ctx.end_if_json(found)
-    output.table(("name", "id"), [(m["name"], m["id"]) for m in found], empty=f"nobody is in {channel}")
+    output.table(("name", "id"), [(member.name, member.id) for member in found], empty=f"nobody is in {channel}")
     output.hint("tidings who" if found else f"tidings join {channel}")
 
 
@@ -111,12 +118,13 @@ def remove(ctx: AgentContext, channel: ChannelArgument, yes: YesOption = False) 
     check_channel(channel)
     ctx.check()
     output.confirm(yes, f"Forget the settings of {channel} in {ctx.home.name}?")
-    nothing = {**dict.fromkeys(("class", "replay", "replay_window")), "description": "", "instructions": ""}
     op = new_id()
-    change = {"channel": channel, "listed": False, **nothing}
-    facts = act(ctx, lambda agent: agent.call("channel", "set", op=op, **change))
-    ctx.end_if_json({"channel": channel, "seq": facts["seq"]})
-    output.say(f"channel {channel} has no settings from sequence {facts['seq']} on")
+    change = ChangeChannelRequest(
+        channel, cls=None, replay=None, replay_window=None, description="", instructions="", listed=False
+    )
+    seq = act(ctx, lambda agent: agent.call(change, op=op)).seq
+    ctx.end_if_json({"channel": channel, "seq": seq})
+    output.say(f"channel {channel} has no settings from sequence {seq} on")
     output.hint("tidings channels list")
 
 
@@ -141,7 +149,7 @@ def set_channel(
     if cls is not None:
         if cls not in CLASSES:
             raise UsageError(f"--class is durable or live, or '' for the default of the space, not {cls!r}")
-        wanted["class"] = cls or None
+        wanted["cls"] = cls or None
     if replay is not None:
         if replay not in SWITCHES:
             raise UsageError(f"--replay is on or off, not {replay!r}")
@@ -152,7 +160,7 @@ def set_channel(
     if not wanted:
         raise UsageError("name at least one setting to change; see --help")
     op = new_id()
-    facts = act(ctx, lambda agent: agent.call("channel", "set", op=op, channel=channel, **wanted))
-    ctx.end_if_json({key: value for key, value in facts.items() if key != "ok"})
-    output.say(f"channel {channel} is {facts['class']} from sequence {facts['seq']} on")
+    facts = act(ctx, lambda agent: agent.call(ChangeChannelRequest(channel, **wanted), op=op))
+    ctx.end_if_json(facts)
+    output.say(f"channel {channel} is {facts.cls} from sequence {facts.seq} on")
     output.hint(f"tidings channels info {channel}")

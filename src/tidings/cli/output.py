@@ -116,7 +116,14 @@ def _options(words: list[str]) -> set[str]:
 
 def data(value: Any) -> None:
     """One JSON document."""
-    sys.stdout.write(json.dumps(value, indent=2, sort_keys=False, default=str) + "\n")
+    sys.stdout.write(json.dumps(value, indent=2, sort_keys=False, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """Returns the fields of a struct, and anything else as text."""
+    import msgspec
+
+    return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else str(value)
 
 
 def line(text: str = "") -> None:

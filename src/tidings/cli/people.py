@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+from msgspec import UnsetType
 from typer import Argument, Option
 
 from tidings.cli import output
@@ -14,17 +15,16 @@ from tidings.cli.completion import among
 from tidings.cli.connection import IdOption, act, act_at_host, chosen_id, show_receipt
 from tidings.cli.context import AgentArgument, AgentContext, DirectContext, PriorityOption, TextArgument, duration
 from tidings.cli.talk import ReplyOption, checked_priority, checked_reply, printable, spoken
+from tidings.contract.mail import HostTrace, TraceAnswer, TracedReceipt, TracedRecord
 from tidings.errors import TidingsError, UnreachableError, UsageError
 from tidings.wire.states import READER_STAGES, ReceiptStage
 
 if TYPE_CHECKING:
     from tidings.client.interface import AgentInterface, Receipt
+    from tidings.contract.agents import AttentionAnswer
     from tidings.wire.roster import Agent
 
 KINDS = {"chat": "message", "dm": "direct message", "task": "task"}
-#: what `trace` says of a record and of a receipt in its first line; whatever else there is has a line of its own
-STORED = ("stream", "seq", "time", "kind", "sender", "to")
-TOLD = ("kind", "sender", "to", "seq", "stage", "stages", "state", "cause", "worker", "attempt", "reasons")
 STATUSES = ("idle", "working", "waiting")
 
 
@@ -136,53 +136,46 @@ def trace(
       tidings trace 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
     found = act(ctx, lambda agent: agent.trace(message))
-    facts = {key: value for key, value in found.items() if key not in ("ok", "outbox")}
-    is_known, owed = bool(facts["stored"] or facts["receipts"]), found.get("outbox")
-    if owed and not is_known:
-        output.say(f"note: it is {owed['state']} in the outbox of the host: `tidings outbox show {message}`")
-    ctx.end_if_json(facts)
-    if not is_known and owed:
-        return
-    if not is_known:
+    row = found.outbox if isinstance(found, HostTrace) else None
+    if row and not (found.stored or found.receipts):
+        output.say(f"note: it is {row['state']} in the outbox of the host: `tidings outbox show {message}`")
+    ctx.end_if_json(TraceAnswer(found.id, found.stored, found.receipts, found.names))
+    if found.stored or found.receipts:
+        for line in life_of(found):
+            output.line(printable(line))
+        output.hint("tidings inbox")
+    elif not row:
         output.say(f"nothing is known of {message}: it is not a message {ctx.agent} sent or was sent, or it is gone")
-        return
-    for line in life_of(facts):
-        output.line(printable(line))
-    output.hint("tidings inbox")
 
 
-def life_of(facts: dict[str, Any]) -> list[str]:
+def life_of(trace: TraceAnswer) -> list[str]:
     """What is known of a message, a line for each thing that happened to it."""
-    names = facts.get("names", {})
 
-    def who(agent: str | None) -> str:
-        return str(names.get(agent) or f"{(agent or '?')[:10]}…")
+    def who(agent: str | UnsetType | None) -> str:
+        agent = agent or "?"
+        return trace.names.get(agent) or f"{agent[:10]}…"
 
-    def destination(line: dict[str, Any]) -> str:
-        to = line.get("to")
-        return {"chat": f"#{to}", "task": f"the role {to}"}.get(line["kind"]) or who(to)
+    def destination(row: TracedRecord | TracedReceipt) -> str:
+        to = row.to or "?"
+        return {"chat": f"#{to}", "task": f"the role {to}"}.get(row.kind) or who(to)
 
     lines = []
-    for each in facts["stored"]:
-        when = datetime.fromisoformat(each["time"]).astimezone()
-        what = f"{KINDS.get(each['kind'], each['kind'])} from {who(each['sender'])} to {destination(each)}"
-        lines.append(f"{what}, sequence {each['seq']}, {when:%F %T}")
-        lines += [f"  {key}: {_plain(value)}" for key, value in each.items() if key not in STORED and value]
-    for each in facts["receipts"]:
-        state = each.get("state") or each["stage"]
-        by = f" by {who(each['worker'])}" if each.get("worker") else ""
-        tries = f", attempt {each['attempt']}" if each.get("attempt") else ""
-        why = f" ({each['cause']})" if each.get("cause") else ""
-        lines.append(f"{KINDS.get(each['kind'], each['kind'])} to {destination(each)} is {state}{by}{tries}{why}")
-        stages = sorted(each.get("stages", {}).items(), key=lambda stage: stage[1])
+    for record in trace.stored:
+        when = datetime.fromisoformat(record.time).astimezone()
+        what = f"{KINDS[record.kind]} from {who(record.sender)} to {destination(record)}"
+        lines.append(f"{what}, sequence {record.seq}, {when:%F %T}")
+        extras = {"origin": record.origin, "link": record.link, "void": record.void}
+        lines += [f"  {name}: {value}" for name, value in extras.items() if value]
+    for each in trace.receipts:
+        by = f" by {who(each.worker)}" if each.worker else ""
+        tries = f", attempt {each.attempt}" if each.attempt else ""
+        why = f" ({each.cause})" if each.cause else ""
+        lines.append(f"{KINDS[each.kind]} to {destination(each)} is {each.state or each.stage}{by}{tries}{why}")
+        stages = sorted(each.stages.items(), key=lambda stage: stage[1])
         lines += [f"  {stage} {datetime.fromisoformat(when).astimezone():%F %T}" for stage, when in stages]
-        lines += [f"  {reason}" for reason in each.get("reasons", ())]
-        lines += [f"  {key}: {_plain(value)}" for key, value in each.items() if key not in TOLD and value]
+        lines += [f"  {reason}" for reason in each.reasons or ()]
+        lines += [f"  why: {each.why}"] if each.why else []
     return lines
-
-
-def _plain(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 MODES = {
@@ -220,18 +213,20 @@ def attention(
         raise UsageError(f"a channel is {', '.join(LEVELS)}, not {channel[1]!r}")
     levels = {} if channel is None else {channel[0]: channel[1]}
 
-    def ask(agent: AgentInterface) -> Awaitable[dict[str, Any]]:
+    def ask(agent: AgentInterface) -> Awaitable[AttentionAnswer]:
         return agent.keep_attention(mode, levels) if mode or levels else agent.attention()  # type: ignore[arg-type]
 
     answer = act(ctx, ask)
-    kept = answer["standing"] or {"mode": "open", "channels": {}}
-    ctx.end_if_json({**kept, "kept": answer["standing"] is not None, "running": answer["running"]})
-    rows = [("everything", kept["mode"], MODES[kept["mode"]])]
-    rows += [(pattern, level, "") for pattern, level in sorted(kept["channels"].items())]
+    from tidings.wire.roster import Attention
+
+    kept, running = answer.standing or Attention(), answer.running
+    facts = {"kept": answer.standing is not None, "running": running}
+    ctx.end_if_json({"mode": kept.mode, "channels": kept.channels, **facts})
+    rows: list[tuple[str, str, str]] = [("everything", kept.mode, MODES[kept.mode])]
+    rows += [(pattern, level, "") for pattern, level in sorted(kept.channels.items())]
     output.table(("what", "level", "meaning"), rows)
-    running = answer["running"]
     if running is None:
         output.say(f"{ctx.agent} does not run now; it begins with this when it does")
     elif running != kept and not (mode or levels):
-        output.say(f"a program of {ctx.agent} runs and chose otherwise for itself: {running['mode']}")
+        output.say(f"a program of {ctx.agent} runs and chose otherwise for itself: {running.mode}")
     output.hint("tidings who" if mode or levels else "tidings attention dnd")

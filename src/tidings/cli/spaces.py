@@ -76,8 +76,9 @@ def show(ctx: SpaceContext) -> None:
       tidings space show
       tidings space show --space lab --json
     """
-    answer = _ask(ctx, "table")
-    settings = answer["table"]["space"]
+    from tidings.contract.admin import TableRequest
+
+    settings = administer(ctx, "showing the space", lambda admin: admin.call(TableRequest())).table.space
     ctx.end_if_json(settings)
     output.table(("setting", "value"), _flat(settings).items())
     output.hint("tidings space set class=live")
@@ -104,10 +105,16 @@ def set_settings(
       tidings space set class=live
       tidings space set keep_age=7d deliver=off
     """
-    answer = _ask(ctx, "space_set", **parse_settings(assignments))
-    ctx.end_if_json(answer["space"])
-    kept = ", ".join(f"{name} {value}" for name, value in _flat(answer["space"]).items() if value)
-    output.say(f"space {ctx.home.name} changed at sequence {answer['seq']}: {kept}")
+    import msgspec
+
+    from tidings.contract.admin import ChangeSpaceRequest
+    from tidings.contract.agents import SpaceSettingsAnswer
+
+    change = ChangeSpaceRequest.operation.decode(parse_settings(assignments))
+    answer: SpaceSettingsAnswer = administer(ctx, "changing the space", lambda admin: admin.call(change))
+    ctx.end_if_json(answer.space)
+    kept = ", ".join(f"{name} {value}" for name, value in _flat(msgspec.to_builtins(answer.space)).items() if value)
+    output.say(f"space {ctx.home.name} changed at sequence {answer.seq}: {kept}")
     output.hint("tidings space show")
 
 
@@ -129,10 +136,6 @@ def parse_settings(assignments: list[str]) -> dict[str, Any]:
     return fields
 
 
-def _ask(ctx: Context, do: str, **arguments: Any) -> dict[str, Any]:
-    return administer(ctx, f"space {do}", lambda admin: admin.ask(do, **arguments))
-
-
 @app.command("acknowledge")
 def acknowledge(ctx: PlainSpaceContext) -> None:
     """Say that you have seen to a log that went backwards, or to a copy that was put back; `status` stops warning.
@@ -140,7 +143,9 @@ def acknowledge(ctx: PlainSpaceContext) -> None:
     Example:
       tidings space acknowledge
     """
-    count = _ask(ctx, "acknowledge")["acknowledged"]
+    from tidings.contract.admin import AcknowledgeRequest
+
+    count = administer(ctx, "acknowledging", lambda admin: admin.call(AcknowledgeRequest())).acknowledged
     output.say(f"acknowledged {count} problem{'' if count == 1 else 's'} of space {ctx.home.name}")
     output.hint("tidings status")
 
@@ -155,7 +160,7 @@ def rotate_key(ctx: PlainSpaceContext) -> None:
     from tidings.admin.rotation import rotate_signing_key
 
     answer = administer(ctx, "rotating the steward's signing key", rotate_signing_key)
-    output.say(f"from sequence {answer['seq']} on the steward of {ctx.home.name} signs with {answer['steward_key']}")
+    output.say(f"from sequence {answer.seq} on the steward of {ctx.home.name} signs with {answer.steward_key}")
     output.hint("tidings status")
 
 
@@ -309,10 +314,8 @@ async def _steward(admin: Administrator) -> tuple[str, dict[str, Any]]:
     from tidings.admin.rotation import rotate_steward
 
     answer = await rotate_steward(admin)
-    said = (
-        f"from sequence {answer['seq']} on the steward signs with {answer['steward_key']}; its old credential is void"
-    )
-    return said, {"seq": answer["seq"], "steward_key": answer["steward_key"]}
+    said = f"from sequence {answer.seq} on the steward signs with {answer.steward_key}; its old credential is void"
+    return said, {"seq": answer.seq, "steward_key": answer.steward_key}
 
 
 def _authority(ctx: Context, finish: bool, now: bool) -> tuple[str, dict[str, Any]]:

@@ -8,14 +8,14 @@ then is given back by the host, or by its silence.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
 from typer import Argument, Option
 
 from tidings.cli import completion, output
@@ -31,6 +31,7 @@ from tidings.cli.context import (
     duration,
 )
 from tidings.cli.talk import spoken, writer
+from tidings.contract.mail import DropLetterRequest, LetterChangedAnswer, LetterRow, RetryLetterRequest
 from tidings.errors import (
     ConflictError,
     HostUnreachable,
@@ -44,9 +45,11 @@ from tidings.wire.message import is_message_id
 from tidings.wire.states import TaskStatus
 
 if TYPE_CHECKING:
+    from tidings.client.endpoint import Endpoint
     from tidings.client.interface import AgentInterface
     from tidings.client.tasks import Job, TaskResult, TaskTicket
 
+T = TypeVar("T")
 app = Group(help="Tasks that nobody could finish: look at them, try again, drop them.")
 WaitOption = Annotated[float, Option("--wait", "-w", help="Seconds to wait for the result.", callback=duration)]
 LetterArgument = Annotated[str, Argument(help="Task or message, as `tidings dead list` shows it.", metavar="LETTER")]
@@ -167,28 +170,44 @@ def list_dead(ctx: AgentContext) -> None:
       tidings dead list
       tidings dead list --as bob --json
     """
-    answer = _call(ctx, "list")
-    found, mail = answer["dead"], answer["mail"]
+    answer = _ask(ctx, lambda endpoint: endpoint.dead_letters())
+    found, mail = answer.dead, answer.mail
     ctx.end_if_json([*found, *mail])
     if mail:
         _show_mail(mail)
     if not found and mail:
-        output.hint(f"tidings dead show {mail[0]['letter']}")
+        output.hint(f"tidings dead show {mail[0].letter}")
         return
     rows = [
-        each
-        | {"asker": each["asker_name"] or each["asker"], "age": output.age(each["at"])}
-        | {"reason": on_a_line("".join(each["reasons"][-1:]))}
+        (
+            each.seq,
+            each.role,
+            each.asker_name or each.asker,
+            each.cause,
+            each.attempts,
+            output.age(each.at),
+            on_a_line("".join(each.reasons[-1:])),
+        )
         for each in found
     ]
     columns = ("seq", "role", "asker", "cause", "attempts", "age", "reason")
     output.table(columns, rows, empty="there are no dead letters")
-    output.hint(f"tidings dead show {found[0]['seq']}" if found else "tidings who")
+    output.hint(f"tidings dead show {found[0].seq}" if found else "tidings who")
 
 
-def _show_mail(mail: list[dict[str, Any]]) -> None:
-    shown = [each | {"from": each["sender_name"] or each["sender"], "age": output.age(each["at"])} for each in mail]
-    rows = [each | {"error": on_a_line(each["error"])} for each in shown]
+def _show_mail(mail: tuple[LetterRow, ...]) -> None:
+    rows = [
+        (
+            each.letter,
+            each.sender_name or each.sender,
+            each.channel,
+            each.attempts,
+            output.age(each.at),
+            each.state,
+            on_a_line(each.error),
+        )
+        for each in mail
+    ]
     output.table(("letter", "from", "channel", "attempts", "age", "state", "error"), rows)
 
 
@@ -200,13 +219,14 @@ def show_dead(ctx: AgentContext, letter: LetterArgument) -> None:
       tidings dead show 42
       tidings dead show direct-17
     """
-    found = _call(ctx, "show", **_which(letter))
-    record, text = found.pop("record"), found.pop("text", None)
-    found.pop("ok", None)
-    payload = base64.b64decode(record["payload"]).decode(errors="replace") if record and text is None else text
-    ctx.end_if_json({**found, "payload": payload})
-    output.table(("what", "value"), [*found.items(), ("payload", on_a_line(payload or ""))])
-    output.hint(f"tidings dead {'drop' if '@' in found.get('role', '') else 'retry'} {letter}")
+    which = _which(letter)
+    found, text = _ask(ctx, lambda endpoint: endpoint.dead_letter(**which))
+    payload = found.record.payload.decode(errors="replace") if found.record and text is None else text
+    fields: dict[str, Any] = msgspec.to_builtins(found)
+    del fields["record"]
+    ctx.end_if_json({**fields, "payload": payload})
+    output.table(("what", "value"), [*fields.items(), ("payload", on_a_line(payload or ""))])
+    output.hint(f"tidings dead {'drop' if '@' in (found.role or '') else 'retry'} {letter}")
 
 
 @app.command("retry")
@@ -217,7 +237,8 @@ def retry_dead(ctx: AgentContext, letter: LetterArgument) -> None:
       tidings dead retry 42
       tidings dead retry channel-117
     """
-    _report(ctx, letter, _call(ctx, "retry", **_which(letter)))
+    request = RetryLetterRequest(**_which(letter))
+    _report(ctx, letter, _ask(ctx, lambda endpoint: endpoint.call(request)))
 
 
 @app.command("drop")
@@ -227,9 +248,9 @@ def drop_dead(ctx: AgentContext, letter: LetterArgument, yes: YesOption = False)
     Example:
       tidings dead drop 42 --yes
     """
-    which = _which(letter)
+    request = DropLetterRequest(**_which(letter))
     output.confirm(yes, f"Drop {letter}? What was asked or said is gone then.")
-    _report(ctx, letter, _call(ctx, "drop", **which))
+    _report(ctx, letter, _ask(ctx, lambda endpoint: endpoint.call(request)))
 
 
 def _which(letter: str) -> dict[str, Any]:
@@ -241,19 +262,19 @@ def _which(letter: str) -> dict[str, Any]:
     return {"seq": int(letter)} if letter.isdigit() else {"letter": letter}
 
 
-def _report(ctx: Context, letter: str, answer: dict[str, Any]) -> None:
-    ctx.end_if_json({key: answer[key] for key in ("seq", "letter", "state") if key in answer})
-    output.say(f"{'task ' if letter.isdigit() else ''}{letter} is {answer['state']}")
+def _report(ctx: Context, letter: str, answer: LetterChangedAnswer) -> None:
+    ctx.end_if_json(answer)
+    output.say(f"{'task ' if letter.isdigit() else ''}{letter} is {answer.state}")
     output.hint("tidings dead list")
 
 
-def _call(ctx: Context, do: str, **arguments: Any) -> dict[str, Any]:
-    """To the space itself: what is sealed is opened with the agent's key."""
+def _ask(ctx: Context, question: Callable[[Endpoint], Coroutine[Any, Any, T]]) -> T:
+    """Asks the space itself: what is sealed is opened with the agent's key."""
     ctx.check()
 
-    async def ask() -> dict[str, Any]:
+    async def ask() -> T:
         async with direct_session(ctx) as endpoint:
-            return await endpoint.dead_letters(do, **arguments)
+            return await question(endpoint)
 
     return asyncio.run(ask())
 

@@ -351,15 +351,14 @@ def _judge_ruling(
 
 
 def _judge_request(subjects: Subjects, subject: str, payload: bytes, parsed: Control) -> CheckResult:
-    from tidings.steward.requests import check_arguments, parse_request
+    from tidings.steward.requests import parse_request
 
     try:
-        request = parse_request(subjects, subject, payload)
-        check_arguments(request)
+        call = parse_request(subjects, subject, payload)
     except TidingsError as error:
         return CheckResult("", error.code, str(error))
     unsure = ("what its values mean: the steward says that",)
-    return CheckResult(f"the request {parsed.service} {request.do} of {parsed.sender}", unsure=unsure)
+    return CheckResult(f"the request {call.name} of {parsed.sender}", unsure=unsure)
 
 
 def _judge_frame(data: bytes, anchor: Anchor) -> CheckResult:

@@ -12,18 +12,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tidings.client.connection import AgentConnection
 from tidings.client.intake import Intake
 from tidings.client.live import Hole, LocalMembership
 from tidings.client.notices import Gap
 from tidings.client.records import UNDECIDED, LiveRecord, RecordOpener
+from tidings.contract.channels import (
+    ChannelsRequest,
+    HistoryAnswer,
+    HistoryRequest,
+    MembershipsRequest,
+    RawRecord,
+)
 from tidings.errors import ConflictError, ConnectionLost, DeniedError, OutcomeUnknown, TidingsError, UnreachableError
-from tidings.rpc.control import collect
+from tidings.rpc.control import pages
 from tidings.wire.names import covers, is_channel
+from tidings.wire.records import Stamp
 
 log = logging.getLogger(__name__)
 
@@ -57,20 +64,19 @@ class LogReader:
         self.opener = opener
         self._under_way = asyncio.Semaphore(AT_ONCE)
         #: hears what the log was at its head when a page was read
-        self.on_stamp: Callable[[Any], None] = lambda _stamp: None
+        self.on_stamp: Callable[[Stamp | None], None] = lambda _stamp: None
 
     async def newest(self, channel: str, limit: int, *, before: int | None = None) -> tuple[list[LiveRecord], Reached]:
         """The newest messages of a channel or pattern, newest first, below `before`; and what is not among them."""
         found: list[LiveRecord] = []
         more, empty, reached = True, 0, Reached()
         while more and len(found) < limit and empty < EMPTY_PAGES:
-            below = {"before": before} if before else {}
-            answer = await self._page(channel, limit=min(PAGE, limit - len(found)), **below)
-            lines, more, before = answer["records"], answer["more"], int(answer["next"])
-            found += await self._opened(lines)
-            empty = 0 if lines else empty + 1
-            gone = 0 if more else int(answer["floor"]) - 1
-            reached = Reached(more, max(0, gone), reached.hidden or bool(answer["hidden"] and not more))
+            page = await self._page(HistoryRequest(channel, min(PAGE, limit - len(found)), before=before or None))
+            more, before = page.more, page.next
+            found += await self._opened(page.records)
+            empty = 0 if page.records else empty + 1
+            gone = 0 if more else page.floor - 1
+            reached = Reached(more, max(0, gone), reached.hidden or (page.hidden and not more))
         return found, reached
 
     async def since(self, channel: str, start: int, limit: int) -> tuple[list[LiveRecord], Reached, int]:
@@ -78,69 +84,66 @@ class LogReader:
         found: list[LiveRecord] = []
         position, taken, head, gone, hidden = start, 0, start, 0, False
         while taken < limit:
-            answer = await self._page(channel, after=position, limit=min(PAGE, limit - taken))
-            lines, head = answer["records"], max(head, int(answer["head"]))
-            found += await self._opened(lines)
-            taken += len(lines)
-            gone, hidden = max(gone, int(answer["floor"]) - 1), hidden or bool(answer["hidden"])
-            if not answer["more"]:
+            page = await self._page(HistoryRequest(channel, min(PAGE, limit - taken), after=position))
+            head = max(head, page.head)
+            found += await self._opened(page.records)
+            taken += len(page.records)
+            gone, hidden = max(gone, page.floor - 1), hidden or page.hidden
+            if not page.more:
                 return found, Reached(False, gone if gone > start else 0, hidden), head
-            position = int(answer["next"])
+            position = page.next
         return found, Reached(True, gone if gone > start else 0, hidden), position
 
     async def between(self, channel: str, after: int, until: int) -> AsyncIterator[LiveRecord]:
         """Every message above `after`, up to `until`, oldest first."""
         more = True
         while more:
-            answer = await self._page(channel, after=after, until=until, limit=PAGE)
-            for record in await self._opened(answer["records"]):
+            page = await self._page(HistoryRequest(channel, PAGE, after=after, until=until))
+            for record in await self._opened(page.records):
                 yield record
-            more, after = answer["more"], int(answer["next"])
+            more, after = page.more, page.next
 
     async def of_sender(
         self, channel: str, sender: str, after: int, until: int, link: str = ""
     ) -> tuple[list[LiveRecord], int, bool]:
         """A page of one sender's messages, those over a link if one is named, oldest first; the last sequence it holds,
         and whether there are more."""
-        named = {"sender": sender, "link": link} if link else {"sender": sender}
-        answer = await self._page(channel, after=after, until=until, limit=PAGE, **named)
-        lines = answer["records"]
-        last = int(lines[-1]["seq"]) if lines else after
-        if answer.get("void") and not answer["more"]:
-            last = until  # what is not shown counts nowhere, or was never let in: nothing of it is gone
-        return await self._opened(lines), last, bool(lines) and answer["more"]
+        request = HistoryRequest(channel, PAGE, after=after, until=until, sender=sender, link=link or None)
+        page = await self._page(request)
+        last = page.records[-1].seq if page.records else after
+        if page.void and not page.more:
+            last = until  # records that are not shown were rejected or never imported: none of them is gone
+        return await self._opened(page.records), last, bool(page.records) and page.more
 
     async def page_between(
         self, channel: str, after: int, until: int
     ) -> tuple[list[tuple[int, LiveRecord | None]], int, bool]:
         """A page of what is above `after`, up to `until`: each with its sequence; where to go on, and whether to."""
-        answer = await self._page(channel, after=after, until=until, limit=PAGE)
-        found = [(int(line["seq"]), await self._open(line)) for line in answer["records"]]
-        return found, int(answer["next"]), bool(answer["more"])
+        page = await self._page(HistoryRequest(channel, PAGE, after=after, until=until))
+        found = [(record.seq, await self._open(record)) for record in page.records]
+        return found, page.next, page.more
 
-    async def _opened(self, lines: list[dict[str, Any]]) -> list[LiveRecord]:
-        return [record for line in lines if (record := await self._open(line)) is not None]
+    async def _opened(self, records: Iterable[RawRecord]) -> list[LiveRecord]:
+        return [opened for record in records if (opened := await self._open(record)) is not None]
 
-    async def _open(self, line: dict[str, Any]) -> LiveRecord | None:
-        """A line of a page. UnreachableError, OutcomeUnknown: nobody says what the link lets in that it came over."""
-        while (opened := self.opener.stored(line)) is UNDECIDED:
-            await self.opener.learn_links(int(line["seq"]))
+    async def _open(self, record: RawRecord) -> LiveRecord | None:
+        """Opens a record of a page. Raises UnreachableError or OutcomeUnknown if its link cannot be looked up now."""
+        while (opened := self.opener.stored(record)) is UNDECIDED:
+            await self.opener.learn_links(record.seq)
         return opened
 
-    async def _page(self, channel: str, **arguments: Any) -> dict[str, Any]:
+    async def _page(self, request: HistoryRequest) -> HistoryAnswer:
         """One page. Reading changes nothing, so a connection that goes meanwhile only costs time."""
         async with self._under_way:
             deadline = time.monotonic() + PATIENCE
             while True:
                 try:
                     connection = await self.connection.ready(max(0.1, deadline - time.monotonic()))
-                    answer = await self.connection.call(
-                        "history", "page", channel=channel, timeout=PATIENCE, connection=connection, **arguments
-                    )
-                    self.on_stamp(answer.get("stamp"))
-                    if self.opener.links is not None and "links" in answer:
-                        self.opener.links.hear(int(answer["links"]), int(answer["head"]))
-                    return answer
+                    page = await self.connection.call(request, timeout=PATIENCE, connection=connection)
+                    self.on_stamp(page.stamp)
+                    if self.opener.links is not None:
+                        self.opener.links.hear(page.links, page.head)
+                    return page
                 except (ConnectionLost, ConflictError):  # the latter: another program of this agent reads too
                     if time.monotonic() > deadline or self.connection.state == "stopped":
                         raise
@@ -295,12 +298,12 @@ class Backfill:
         channels are those that were seen here or that the steward lists.
         """
         call = self.log.connection.call
-        held = (await call("member", "list"))["memberships"]
-        names = {each["pattern"] for each in held if is_channel(each["pattern"])}
+        held = (await call(MembershipsRequest())).memberships
+        names = {each.pattern for each in held if is_channel(each.pattern)}
         if len(names) < len(held):
             names |= set(self.read_state.channels)
-            names |= {each["channel"] for each in await collect(call, "channel", "list", "channels")}
-        covering = {name: [m["joined"] for m in held if covers(m["pattern"], name)] for name in names}
+            names |= {row.channel async for page in pages(call, ChannelsRequest()) for row in page.channels}
+        covering = {name: [each.joined for each in held if covers(each.pattern, name)] for name in names}
         return {name: min(joins) for name, joins in covering.items() if joins}
 
     async def _all_of(self, channel: str, after: int, through: int) -> list[LiveRecord]:

@@ -17,8 +17,6 @@ from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-
 from tidings.client import notices
 from tidings.client.backfill import Backfill, LogReader
 from tidings.client.connection import AgentConnection
@@ -27,6 +25,7 @@ from tidings.client.interface import Joined
 from tidings.client.live import Leave, LiveCopies, LocalMembership, MembershipChange, Memberships, unsubscribe
 from tidings.client.read_state import NOWHERE, Position
 from tidings.client.records import LiveRecord
+from tidings.contract.channels import JoinAnswer, JoinRequest, LeaveAnswer, LeaveRequest, MembershipsRequest
 from tidings.errors import (
     ConflictError,
     ConnectionLost,
@@ -115,7 +114,7 @@ class Channels:
         except (UnreachableError, OutcomeUnknown) as error:
             reason = f"the steward is away, so nobody can say that it still stands ({error})"
             return membership.as_joined("live", reason)
-        if answer.get("left") is not None:
+        if answer.left is not None:
             await self._drop(membership)
             return None
         membership.facts = answer
@@ -134,7 +133,7 @@ class Channels:
     async def _join(self, membership: LocalMembership, backfill: int) -> Joined:
         try:
             answer = await self._ask_join(membership)
-            if answer.get("left") is not None:  # asked before, answered to nobody, and left by somebody since
+            if answer.left is not None:  # the request is a repeat, and another program has left since
                 membership.op = new_id()
                 answer = await self._ask_join(membership)
         except (UnreachableError, OutcomeUnknown) as error:
@@ -146,7 +145,7 @@ class Channels:
             del self.memberships[membership.pattern]
             raise
         count, reason = await self._apply_join(membership, answer, backfill)
-        return membership.as_joined(answer["state"], reason, count)
+        return membership.as_joined(answer.state, reason, count)
 
     async def watch(self, pattern: str) -> None:
         """See live copies without becoming a member: nothing is owed, and nothing is caught up."""
@@ -154,41 +153,40 @@ class Channels:
         await self._listen(membership)
         self.memberships[pattern] = membership
 
-    async def _ask_join(self, membership: LocalMembership) -> dict[str, Any]:
-        arguments: dict[str, Any] = {"epoch": self.read_state.epoch} if self.read_state.epoch else {}
+    async def _ask_join(self, membership: LocalMembership) -> JoinAnswer:
         marks, rewinds, session = self.read_state.marks, self._rewinds, self.read_state.marks.session
-        if not marks.is_checked:
-            arguments["marks"] = msgspec.to_builtins(marks.claims())
-        answer = await self.connection.call("member", "join", op=membership.op, pattern=membership.pattern, **arguments)
-        if rewinds == self._rewinds:  # else another answer said the same before
-            self._apply_epoch(str(answer.get("epoch", "")), answer.get("agreed"))
+        claims = () if marks.is_checked else tuple(marks.claims())
+        request = JoinRequest(membership.pattern, self.read_state.epoch or None, claims)
+        answer = await self.connection.call(request, op=membership.op)
+        if rewinds == self._rewinds:  # else another answer reported the same before
+            self._apply_epoch(answer.epoch, answer.agreed)
             marks.checked(session)
-        self._hear_stamp(answer.get("stamp"))
+        self._hear_stamp(answer.stamp)
         return answer
 
-    def _hear_stamp(self, stamp: Any) -> None:
+    def _hear_stamp(self, stamp: Stamp | None) -> None:
         if stamp:
-            self.read_state.marks.note(msgspec.convert(stamp, Stamp))
+            self.read_state.marks.note(stamp)
 
-    async def _apply_join(self, membership: LocalMembership, answer: dict[str, Any], backfill: int) -> tuple[int, str]:
+    async def _apply_join(self, membership: LocalMembership, answer: JoinAnswer, backfill: int) -> tuple[int, str]:
         """Take the steward's answer: backfill below it, then what was held, then everything live.
 
         Answers how many were backfilled, and what is still to come if the log could not be read.
         """
-        membership.joined = membership.record = int(answer["seq"])
+        membership.joined = membership.record = answer.seq
         membership.facts = answer
-        membership.opened_here = answer["state"] == "opened"
+        membership.opened_here = answer.state == "opened"
         if not membership.opened_here and not self.read_state.remembers:
-            membership.forgotten = int(answer.get("head", 0))
+            membership.forgotten = answer.head
         count, reason = 0, ""
         if membership.opened_here and is_channel(membership.pattern) and not backfill:
             self.read_state.channel(membership.pattern).close_hole(membership.joined)
         try:
-            if answer["state"] == "opened" and backfill:
+            if membership.opened_here and backfill:
                 count, reason = await self._backfill_or_later(membership, backfill)
-            elif answer["state"] == "resumed" and self._comes_as_frames(membership):
-                self._leave_to_frames(membership)
-            elif answer["state"] == "resumed" and not await self.backfill.fill(membership):
+            elif answer.state == "resumed" and self._comes_as_frames(membership):
+                self._leave_to_frames(membership, answer)
+            elif answer.state == "resumed" and not await self.backfill.fill(membership):
                 self._catch_up_later(membership)
                 return 0, ""
         except TidingsError as error:
@@ -214,8 +212,8 @@ class Channels:
                 self._report("error", error)
                 await self._drop(membership)
                 return
-            if answer.get("left") is not None:
-                await self._end(membership, int(answer["left"]))
+            if answer.left is not None:
+                await self._end(membership, answer.left)
                 return
             await self._apply_join(membership, answer, backfill)
 
@@ -269,17 +267,17 @@ class Channels:
             return False
         backstop = membership.backstop
         level = backstop.running and backstop.behind is not None and backstop.behind <= NEARLY_LEVEL
-        return level and membership.facts.get("class") == "durable" and self.memberships.frames is not None
+        return level and membership.cls == "durable" and self.memberships.frames is not None
 
-    def _leave_to_frames(self, membership: LocalMembership) -> None:
+    def _leave_to_frames(self, membership: LocalMembership, answer: JoinAnswer) -> None:
         """Do not read what frames bring: what was settled comes no more, however often this agent starts."""
-        membership.left_to_frames = int(membership.facts["head"])
+        membership.left_to_frames = answer.head
         for channel in self.read_state.covered_by(membership.pattern):
             self.read_state.channel(channel).leave_to_frames(membership.joined or 0, membership.left_to_frames)
 
     # --- leave ---
 
-    async def leave(self, pattern: str) -> dict[str, Any]:
+    async def leave(self, pattern: str) -> LeaveAnswer:
         """Close the membership, then unsubscribe what no other pattern covers.
 
         What is asked names the join it ends, so that it does nothing to a newer one, however late it arrives. Asked
@@ -293,31 +291,31 @@ class Channels:
         finally:
             if held is not None:
                 held.leaving = False
-        self._left[pattern] = int(answer["seq"])
+        self._left[pattern] = answer.seq
         await self.drop(pattern)
         return answer
 
-    async def _ask_leave(self, pattern: str, held: LocalMembership | None) -> dict[str, Any]:
+    async def _ask_leave(self, pattern: str, held: LocalMembership | None) -> LeaveAnswer:
         named: int | None = held.record if held is not None and held.confirmed else None
         unsure = self._unsure.get(pattern)
         if unsure is not None and named in (None, unsure.joined):
             return await self._end_named(pattern, unsure)
         if named is None:
-            listed = await self.connection.call("member", "list")
-            named = next((int(each["joined"]) for each in listed["memberships"] if each["pattern"] == pattern), None)
+            listed = await self.connection.call(MembershipsRequest())
+            named = next((each.joined for each in listed.memberships if each.pattern == pattern), None)
             if named is None:
-                covering = [m["pattern"] for m in listed["memberships"] if covers_pattern(m["pattern"], pattern)]
-                return {"state": "absent", "seq": int(listed["seq"]), "open": None, "still_covered_by": covering}
+                covering = (each.pattern for each in listed.memberships if covers_pattern(each.pattern, pattern))
+                return LeaveAnswer("absent", listed.seq, None, tuple(covering))
         answer = await self._end_named(pattern, Leave(named))
-        if answer.get("open"):  # another program left and joined anew: whoever asks now means that one
-            answer = await self._end_named(pattern, Leave(int(answer["open"])))
+        if answer.open:  # another program left and joined again: the caller means that membership
+            answer = await self._end_named(pattern, Leave(answer.open))
         return answer
 
-    async def _end_named(self, pattern: str, leave: Leave) -> dict[str, Any]:
+    async def _end_named(self, pattern: str, leave: Leave) -> LeaveAnswer:
         """Ask for one leave, and remember it until it is known what became of it."""
         self._unsure[pattern] = leave
         try:
-            answer = await self.connection.call("member", "leave", op=leave.op, pattern=pattern, joined=leave.joined)
+            answer = await self.connection.call(LeaveRequest(pattern, leave.joined), op=leave.op)
         except (UnreachableError, OutcomeUnknown):
             raise
         except TidingsError:
@@ -378,7 +376,7 @@ class Channels:
     def class_of(self, channel: str) -> str | None:
         """The class of a channel, if the steward told it at a join."""
         membership = self.memberships.get(channel)
-        return membership.facts.get("class") if membership is not None else None
+        return membership.facts.cls if membership is not None and membership.facts is not None else None
 
     # --- after a lost connection, or a lost copy ---
 
@@ -451,10 +449,10 @@ class Channels:
         """Read holes of single senders, and everything since the last contiguous copy. False: no room for all of it."""
         if not membership.contiguous:
             answer = await self._ask_join(membership)
-            if answer.get("left") is not None:
-                await self._end(membership, int(answer["left"]))
+            if answer.left is not None:
+                await self._end(membership, answer.left)
                 return True
-            joined = membership.record = int(answer["seq"])
+            joined = membership.record = answer.seq
             membership.joined = min(joined, membership.joined or joined) if membership.rewound else joined
             membership.facts = answer
         if not await self.backfill.fill_holes(membership):

@@ -14,14 +14,15 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, overload
 
 from tidings.admin.identity import Identity
+from tidings.contract.core import Request
 from tidings.errors import AuthRevoked, ConnectionLost, Reconnecting, StewardUnreachable, TidingsError, UntrustedServer
 from tidings.nats.client import Connection, connect
 from tidings.nats.errors import NatsError, NoResponders
 from tidings.nats.jwt import split_credentials
-from tidings.rpc.control import read_answer, request_body
+from tidings.rpc.control import decode_answer, encode_request, read_answer, request_body
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
 
@@ -29,6 +30,7 @@ State = Literal["starting", "ready", "reconnecting", "stopped"]
 #: a broker that answers again is found within five seconds, the attempt itself included
 RECONNECT = Backoff(0.1, 2.0, jitter=0.5)
 REVOKED = Backoff(8.0, 8.0)
+A = TypeVar("A")
 log = logging.getLogger(__name__)
 
 OnSession = Callable[[Connection], Awaitable[None]]
@@ -242,25 +244,51 @@ class AgentConnection:
         self.last_round_trip = time.monotonic()
         return self.incarnation_of(connection)
 
+    @overload
     async def call(
         self,
-        service: str,
+        request: Request[A],
+        /,
+        *,
+        op: str | None = None,
+        timeout: float = 5.0,
+        connection: Connection | None = None,
+    ) -> A: ...
+    @overload
+    async def call(
+        self,
+        request: str,
         do: str,
         *,
         op: str | None = None,
         timeout: float = 5.0,
         connection: Connection | None = None,
         **arguments: Any,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]: ...
+    async def call(
+        self,
+        request: Request[A] | str,
+        do: str = "",
+        *,
+        op: str | None = None,
+        timeout: float = 5.0,
+        connection: Connection | None = None,
+        **arguments: Any,
+    ) -> A | dict[str, Any]:
         """Ask the steward. `connection` is for hooks, which run before the state is ready."""
         asked = connection or self.current
-        subject = self.identity.subjects.control(service, self.identity.id)
+        if isinstance(request, Request):
+            name, service, body = request.operation.name, request.operation.service, encode_request(request, op)
+        else:
+            name, service, body = f"{request} {do}", request, request_body(do, op, arguments)
         try:
-            message = await asked.request(subject, request_body(do, op, arguments), timeout=timeout)
+            message = await asked.request(
+                self.identity.subjects.control(service, self.identity.id), body, timeout=timeout
+            )
         except NoResponders as error:
             raise StewardUnreachable(f"the steward of {self.identity.subjects.space} does not answer") from error
         except TimeoutError as error:
-            raise StewardUnreachable(f"the steward does not answer ({service} {do}, {timeout:.0f} s)") from error
+            raise StewardUnreachable(f"the steward does not answer ({name}, {timeout:.0f} s)") from error
         except (NatsError, OSError) as error:
-            raise ConnectionLost(f"the connection went while asking {service} {do} ({error})") from error
-        return read_answer(message.data)
+            raise ConnectionLost(f"the connection went while asking {name} ({error})") from error
+        return decode_answer(request, message.data) if isinstance(request, Request) else read_answer(message.data)

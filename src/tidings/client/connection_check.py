@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from tidings.admin.identity import Identity
+from tidings.contract.agents import AccessRequest, HealthRequest
 from tidings.errors import AuthRevoked, DeniedError, TidingsError
 from tidings.nats.address import Address, parse_addresses
 from tidings.nats.client import connect
@@ -217,8 +218,8 @@ async def _ask(identity: Identity) -> AsyncIterator[Step]:
         started = time.monotonic()
         control = ControlClient(connection, identity.subjects, identity.id, PATIENCE)
         try:
-            answer = await control.call("health", "ping")
-            await control.call("access", "get")
+            answer = await control.call(HealthRequest())
+            await control.call(AccessRequest())
         except DeniedError as error:  # its token holds a little longer than its place in the space
             yield Step("steward", "problem", f"the steward refuses agent {identity.name}: {error}", CREDENTIAL)
             return
@@ -226,7 +227,7 @@ async def _ask(identity: Identity) -> AsyncIterator[Step]:
             yield Step("steward", "problem", str(error), STEWARD)
             return
         yield Step("steward", "ok", f"the steward answers, {_ms(started)}")
-        yield _compare_clocks(str(answer["at"]), started)
+        yield _compare_clocks(answer.at, started)
     finally:
         await connection.close()
 

@@ -32,6 +32,15 @@ from tidings.client.links import Judge, LinkTable
 from tidings.client.mailbox import ACK_PATIENCE, AgentMailbox, PendingAck
 from tidings.client.notices import of_void
 from tidings.client.session_lease import SessionLease
+from tidings.contract.mail import (
+    ReaderReceipt,
+    ReaderStage,
+    ReceiptRow,
+    ReportReceiptsRequest,
+    WaitForReceiptAnswer,
+    WaitForReceiptRequest,
+    WatchReceiptsRequest,
+)
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError, WireError
 from tidings.nats.acks import DeliveryInfo
 from tidings.util.backoff import Backoff
@@ -66,10 +75,10 @@ class ReceiptSender:
     def __init__(self, connection: AgentConnection) -> None:
         self.connection = connection
         self.dropped = 0
-        self._waiting: OrderedDict[tuple[int, ReceiptStage], None] = OrderedDict()
+        self._waiting: OrderedDict[tuple[int, ReaderStage], None] = OrderedDict()
         self._some = asyncio.Event()
 
-    def note(self, seq: int, stage: ReceiptStage) -> None:
+    def note(self, seq: int, stage: ReaderStage) -> None:
         self._waiting[seq, stage] = None
         if len(self._waiting) > KEPT:
             self._waiting.popitem(last=False)
@@ -87,10 +96,10 @@ class ReceiptSender:
         """Send one batch. False if nobody took it: it is kept."""
         batch = list(self._waiting)[:AT_ONCE]
         if batch:
-            told = [{"seq": seq, "stage": stage} for seq, stage in batch]
+            receipts = tuple(ReaderReceipt(seq, stage) for seq, stage in batch)
             try:
-                answer = await self.connection.call("receipt", "put", stream="dm", receipts=told, timeout=timeout)
-                self.dropped += len(answer.get("refused", ()))
+                answer = await self.connection.call(ReportReceiptsRequest(receipts=receipts), timeout=timeout)
+                self.dropped += len(answer.refused)
             except (UnreachableError, OutcomeUnknown):
                 return False
             except TidingsError:
@@ -103,32 +112,32 @@ class ReceiptSender:
 
 
 async def tell(
-    connection: AgentConnection, kept: Sequence[DirectRef], stage: ReceiptStage, timeout: float = 5.0
+    connection: AgentConnection, kept: Sequence[DirectRef], stage: ReaderStage, timeout: float = 5.0
 ) -> list[DirectRef]:
     """Have the steward record a stage of these; the answer is those it knows nothing of, now or later."""
     unknown: list[DirectRef] = []
     for start in range(0, len(kept), AT_ONCE):
         part = kept[start : start + AT_ONCE]
-        told = [{"seq": each.seq, "stage": stage, "sender": each.sender, "id": each.id} for each in part]
-        answer = await connection.call("receipt", "put", stream="dm", receipts=told, timeout=timeout)
-        refused = set(answer.get("refused", ()))
+        receipts = tuple(ReaderReceipt(each.seq, stage, each.sender, each.id) for each in part)
+        answer = await connection.call(ReportReceiptsRequest(receipts=receipts), timeout=timeout)
+        refused = set(answer.refused)
         unknown += [each for each in part if each.seq in refused]
     return unknown
 
 
 async def wait_for_stage(
     connection: AgentConnection, message_id: str, to: str, seq: int, stage: str, timeout: float
-) -> dict[str, Any]:
+) -> WaitForReceiptAnswer:
     """Ask until the message has come that far or the time is over; the answer says how far it is."""
     clock = asyncio.get_running_loop().time
     deadline, delays = clock() + timeout, Backoff(0.05, RETRY_PAUSE).delays()
     while True:
         left = max(0.0, deadline - clock())
         poll = min(LONGEST_POLL, left)
-        answer = await connection.call(
-            "receipt", "wait", id=message_id, to=to, seq=seq, stage=stage, wait=poll, timeout=poll + 5
-        )
-        if answer["reached"] or clock() >= deadline:
+        # the steward refuses a word that is no stage
+        request = WaitForReceiptRequest(message_id, to, seq=seq, stage=stage, wait=poll)  # type: ignore[arg-type]
+        answer = await connection.call(request, timeout=poll + 5)
+        if answer.reached or clock() >= deadline:
             return answer
         await asyncio.sleep(min(next(delays), left))  # a steward with too many waiting answers at once
 
@@ -143,7 +152,7 @@ class ReceiptWatch:
         self,
         connection: AgentConnection,
         tell: Callable[[str, str, int, str], None],
-        tell_void: Callable[[dict[str, Any]], None],
+        tell_void: Callable[[ReceiptRow], None],
     ) -> None:
         self.connection = connection
         self.polls = 0
@@ -184,42 +193,41 @@ class ReceiptWatch:
             try:
                 await self.connection.ready(LONGEST_POLL)
                 self.polls += 1
-                answer = await self.connection.call(
-                    "receipt", "watch", since=self._cursor, wait=LONGEST_POLL, timeout=LONGEST_POLL + 5
-                )
+                request = WatchReceiptsRequest(since=self._cursor, wait=LONGEST_POLL)
+                answer = await self.connection.call(request, timeout=LONGEST_POLL + 5)
             except (UnreachableError, OutcomeUnknown):
                 waited = False
             except TidingsError:
                 return  # boundary: a steward that does not know this, or an agent that is none any more
             else:
-                waited = bool(answer["waited"])
-                self._cursor = int(answer["cursor"])
-                for each in answer["news"]:
+                waited = answer.waited
+                self._cursor = answer.cursor
+                for each in answer.news:
                     self._heard(each)
             if waited:
                 delays = polling.delays()
             else:
                 await asyncio.sleep(next(delays))
 
-    def _heard(self, news: dict[str, Any]) -> None:
-        mid, stage = str(news["id"]), str(news["stage"])
+    def _heard(self, row: ReceiptRow) -> None:
+        mid, stage = row.id, row.stage
         if stage == ReceiptStage.VOID:
-            self._heard_void(mid, news)
+            self._heard_void(row)
         to, seq, told = self._open.get(mid, ("", 0, set()))
-        if to != news["to"] or stage in told:
+        if to != row.to or stage in told:
             return
         told.add(stage)
         if stage in LAST_STAGES:
             del self._open[mid]
         self._tell(mid, to, seq, stage)
 
-    def _heard_void(self, mid: str, news: dict[str, Any]) -> None:
-        key = (mid, int(news["seq"]))
+    def _heard_void(self, row: ReceiptRow) -> None:
+        key = (row.id, row.seq)
         if key not in self._voids:
             self._voids[key] = None
             if len(self._voids) > WATCHED:
                 self._voids.popitem(last=False)
-            self._tell_void(news)
+            self._tell_void(row)
 
     async def close(self) -> None:
         await end_tasks([self._task])
@@ -258,8 +266,8 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
     def _tell_receipt(self, message_id: str, to: str, seq: int, stage: str) -> None:
         self.intake.events.emit("receipt", Receipt(message_id, seq, stage, to=to))
 
-    def _tell_void(self, news: dict[str, Any]) -> None:
-        self.intake.events.emit("notice", of_void(news))
+    def _tell_void(self, row: ReceiptRow) -> None:
+        self.intake.events.emit("notice", of_void(row))
 
     # --- receiving ---
 
@@ -316,7 +324,7 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
 
     def _incoming(self, held: PendingAck, received: Received, inside: Message) -> Incoming:
         async def settle() -> None:
-            self.receipts.note(held.delivery.seq, ReceiptStage.READ)
+            self.receipts.note(held.delivery.seq, "read")
             await self._settle(held)
 
         async def keep() -> None:
@@ -353,7 +361,7 @@ class DirectMailbox(AgentMailbox[tuple[PendingAck, Incoming]]):
         held, incoming = arrived
         await self.intake.put(incoming)
         if self.intake.tells_delivered:
-            self.receipts.note(held.delivery.seq, ReceiptStage.DELIVERED)
+            self.receipts.note(held.delivery.seq, "delivered")
 
     def _forget(self, arrived: tuple[PendingAck, Incoming]) -> None:
         self.intake.read_state.forget_direct(arrived[0].identity)

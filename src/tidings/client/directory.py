@@ -19,11 +19,12 @@ import difflib
 import time
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tidings.admin.identity import Identity
 from tidings.client.connection import AgentConnection
 from tidings.client.incoming import Incoming
+from tidings.contract.agents import MOST_NAMES, NameRow, NamesRequest
 from tidings.errors import AmbiguousPeer, DeniedError, PeerUnheard, TidingsError, UnknownPeer
 from tidings.util.task_ends import end_tasks
 from tidings.wire.message import Mention, Message, Sender
@@ -34,7 +35,7 @@ from tidings.wire.roster import Agent
 PATIENCE = 2.0
 ASK_AGAIN = 5.0
 #: ids in one question, and names kept of agents that are not in the roster
-AT_ONCE = 64
+AT_ONCE = MOST_NAMES
 KEPT = 4_096
 
 Named = tuple[str, tuple[str, ...]]
@@ -233,9 +234,9 @@ class NameDirectory:
         """Has it an access record here, revoked or not? Raises what asking for it raises."""
         named = self.of(agent_id)
         if named is None:
-            found = (await self.connection.call("roster", "names", ids=[agent_id], timeout=PATIENCE))["names"]
-            if agent_id in found:
-                named = self._others[agent_id] = str(found[agent_id]["name"]), tuple(found[agent_id]["roles"])
+            answer = await self.connection.call(NamesRequest((agent_id,)), timeout=PATIENCE)
+            if (row := answer.names.get(agent_id)) is not None:
+                named = self._others[agent_id] = row.name, row.roles
         return named is not None and "@" not in named[0]
 
     async def learn(self, messages: Iterable[Message]) -> None:
@@ -252,17 +253,17 @@ class NameDirectory:
             await asyncio.wait(under_way)
 
     async def _ask(self, ids: list[str]) -> None:
-        found: dict[str, Any] = {}
+        found: dict[str, NameRow] = {}
         try:
             async with asyncio.timeout(PATIENCE):
-                found = (await self.connection.call("roster", "names", ids=ids, timeout=PATIENCE))["names"]
+                found = (await self.connection.call(NamesRequest(tuple(ids)), timeout=PATIENCE)).names
         except (TidingsError, TimeoutError):
             pass
         finally:
             for each in ids:
                 self._asking.pop(each, None)
                 if each in found:
-                    self._others[each] = str(found[each]["name"]), tuple(found[each]["roles"])
+                    self._others[each] = found[each].name, found[each].roles
                 else:
                     self._unknown[each] = time.monotonic() + ASK_AGAIN
             for kept in (self._others, self._unknown):

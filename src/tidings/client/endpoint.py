@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import UNSET
+
 from tidings.admin.identity import Identity
 from tidings.client import notices
 from tidings.client.backfill import LogReader, Reached
@@ -34,10 +36,21 @@ from tidings.client.publishing import Prepared, Publisher, Stored, prepare_chat,
 from tidings.client.read_state import ReadState
 from tidings.client.records import LiveRecord, RecordOpener
 from tidings.client.redelivery import Redelivery, Retry
-from tidings.client.remote_changes import AccessWatch, MembershipWatch
+from tidings.client.remote_changes import AccessWatch, MembershipWatch, plain
 from tidings.client.roster import Roster
 from tidings.client.session_lease import SessionLease
 from tidings.client.tasks import Job, TaskResult, Tasks, TaskTicket
+from tidings.contract.agents import DamageRow
+from tidings.contract.channels import AudienceRequest
+from tidings.contract.core import Request
+from tidings.contract.mail import (
+    DeadLetterAnswer,
+    DeadLetterRequest,
+    DeadLettersAnswer,
+    DeadLettersRequest,
+    TraceAnswer,
+    TraceRequest,
+)
 from tidings.errors import (
     ConnectionLost,
     DeliveryLost,
@@ -218,7 +231,7 @@ class Endpoint(AgentInterface):
         elif isinstance(error, LogRegressed):
             self.events.emit("notice", notices.of_regress(error))
 
-    def _tell_damage(self, row: dict[str, Any]) -> None:
+    def _tell_damage(self, row: DamageRow) -> None:
         notice = notices.of_damage(row)
         if notice.id not in self._told_damage:
             self._told_damage.add(notice.id)
@@ -289,12 +302,14 @@ class Endpoint(AgentInterface):
         if event == "notice" and hasattr(self, "_direct") and self._frames.begun:
             self._direct.watch.listen_for_voids()
 
-    async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
-        return await self.connection.call(service, do, **arguments)
+    async def call(self, request: Any, do: str = "", **arguments: Any) -> Any:
+        if isinstance(request, Request):
+            return await self.connection.call(request, **arguments)
+        return await self.connection.call(request, do, **arguments)
 
     async def access(self) -> dict[str, Any]:
         """This agent's access record in force: name, roles, what it may read, post and manage."""
-        return await self._access.record()
+        return plain(await self._access.record())
 
     async def _with_new_access(self, act: Callable[[], Awaitable[T]]) -> T:
         """Do something; if it is refused and the access was widened since we connected, do it with the new one."""
@@ -320,7 +335,7 @@ class Endpoint(AgentInterface):
 
     async def leave(self, channel: str) -> Left:
         found = await self._channels.leave(unmarked(channel))
-        return Left(found["state"], found["seq"], found["open"], tuple(found["still_covered_by"]))
+        return Left(found.state, found.seq, found.open, found.still_covered_by)
 
     async def watch(self, pattern: str) -> None:
         """See the live copies of a channel or pattern without joining it."""
@@ -384,17 +399,15 @@ class Endpoint(AgentInterface):
         if not names:
             return ()
         try:
-            deaf = (await self.connection.call("member", "deaf", channel=channel, ids=list(names), timeout=timeout))[
-                "deaf"
-            ]
+            answer = await self.connection.call(AudienceRequest(channel, tuple(names)), timeout=timeout)
         except TidingsError as error:
-            return (f"nobody could say whether who is mentioned is in {channel}: {error}",)
+            return (f"could not check whether the mentioned agents are members of {channel}: {error}",)
         why = {
             "read": f"may not read {channel}",
             "member": f"is not in {channel}",
             "space": f"is in another space, with which {channel} is not shared",
         }
-        return tuple(f"{names[each]} {why[reason]}, so it does not get this" for each, reason in deaf.items())
+        return tuple(f"{names[each]} {why[reason]}, so it does not get this" for each, reason in answer.deaf.items())
 
     def _shown_name(self, mention: Mention) -> str:
         row = self.roster.get(mention.id)
@@ -422,23 +435,23 @@ class Endpoint(AgentInterface):
         if target is None:
             raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
         answer = await wait_for_stage(self.connection, mid, target, known_seq, stage, timeout)
-        return Receipt(mid, known_seq, str(answer["stage"]), to=target, why=str(answer.get("why", "")))
+        return Receipt(mid, known_seq, answer.stage, to=target, why=answer.why)
 
     async def tell_read(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
         """Say of direct messages that were kept (`Incoming.keep`) that they were read, in whatever process that was.
 
         Answers once it is recorded, and which of them nobody remembers any more. Telling again does no harm.
         """
-        return await tell(self.connection, kept, ReceiptStage.READ, timeout)
+        return await tell(self.connection, kept, "read", timeout)
 
     async def tell_delivered(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
         """The same for `delivered`, which `keep` tells too, but only while its process lives."""
-        return await tell(self.connection, kept, ReceiptStage.DELIVERED, timeout)
+        return await tell(self.connection, kept, "delivered", timeout)
 
-    async def trace(self, sent: Receipt | str) -> dict[str, Any]:
+    async def trace(self, sent: Receipt | str) -> TraceAnswer:
         """The life of one message you sent or were sent: where it is stored, and its receipts with their times."""
         mid, seq = (sent, 0) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else 0)
-        return await self.connection.call("trace", "get", id=mid, seq=seq or self._direct.sent.get(mid, ("", 0))[1])
+        return await self.connection.call(TraceRequest(mid, seq or self._direct.sent.get(mid, ("", 0))[1]))
 
     def _sender(self) -> Sender:
         """The role is one the access record grants, as far as the roster is known."""
@@ -474,14 +487,19 @@ class Endpoint(AgentInterface):
     async def task(self, message_id: str, timeout: float | None = 0.0, *, seq: int | None = None) -> TaskResult:
         return await self._tasks.result(message_id, seq, timeout)
 
-    async def dead_letters(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """List, show, retry or drop dead letters. What was sealed is opened with this agent's key."""
-        answer = await self.call("dead", do, **arguments)
-        if do == "show" and "letter" not in answer and (text := self._tasks.sealed_text(answer)) is not None:
-            answer["text"] = text
-        if do == "show" and "letter" in answer and (message := await self.redelivery.opened(answer)) is not None:
-            answer["text"] = message.text
-        return answer
+    async def dead_letters(self) -> DeadLettersAnswer:
+        """Returns the dead letters of this agent, of tasks and of messages."""
+        return await self.connection.call(DeadLettersRequest())
+
+    async def dead_letter(
+        self, *, seq: int | None = None, letter: str | None = None
+    ) -> tuple[DeadLetterAnswer, str | None]:
+        """Returns a dead letter, and its text if it is a message or a sealed task that this agent can open."""
+        found = await self.connection.call(DeadLetterRequest(seq=seq, letter=letter))
+        if found.kind is UNSET:
+            return found, self._tasks.sealed_text(found.record)
+        message = await self.redelivery.open_letter(found.kind, found.record)
+        return found, message.text if message else None
 
     # --- receiving ---
 

@@ -17,6 +17,8 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from tidings.client.host_endpoint_tasks import EARLY_PAUSE, LONG_POLL, HostTasks
 from tidings.client.host_http import HostClient, Json, ServerEvent, path_part
 from tidings.client.host_session import SessionFile, SessionSource
@@ -26,6 +28,8 @@ from tidings.client.message_json import read_message
 from tidings.client.notices import Notice
 from tidings.client.redelivery import Retry
 from tidings.client.tasks import Job, TaskResult, TaskTicket
+from tidings.contract.core import Request
+from tidings.contract.mail import HostTrace
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConnectionLost,
@@ -191,8 +195,16 @@ class HostEndpoint(AgentInterface):
                 self.session = await self._source.obtain(self.host, stale)
             return self.session
 
-    async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
+    async def call(self, request: Any, do: str = "", **arguments: Any) -> Any:
         timeout = float(arguments.pop("timeout", 0.0))
+        if isinstance(request, Request):
+            operation = request.operation
+            body = msgspec.to_builtins(request) | {
+                name: value for name, value in arguments.items() if value is not None
+            }
+            path = f"/v1/control/{operation.service}/{operation.verb}"
+            return msgspec.convert(await self.ask_host("POST", path, body, wait=timeout), operation.answer)
+        service = request
         return await self.ask_host("POST", f"/v1/control/{path_part(service)}/{path_part(do)}", arguments, wait=timeout)
 
     async def me(self) -> Json:
@@ -524,8 +536,9 @@ class HostEndpoint(AgentInterface):
         told = {"status": status, "activity": activity, "model": model}
         return bool((await self.ask_host("POST", "/v1/status", told))["attached"])
 
-    async def trace(self, sent: Receipt | str) -> dict[str, Any]:
-        return await self.ask_host("GET", "/v1/trace", id=sent if isinstance(sent, str) else sent.id)
+    async def trace(self, sent: Receipt | str) -> HostTrace:
+        found = await self.ask_host("GET", "/v1/trace", id=sent if isinstance(sent, str) else sent.id)
+        return msgspec.convert(found, HostTrace)
 
     # --- tasks ---
 

@@ -16,10 +16,22 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
+from tidings.contract.agents import AttentionAnswer, AttentionRequest, ChangeAttentionRequest
+from tidings.contract.channels import (
+    ChannelAnswer,
+    ChannelRequest,
+    ChannelRow,
+    ChannelsRequest,
+    MemberRow,
+    MembershipsRequest,
+    MembersRequest,
+)
+from tidings.contract.core import Request
+from tidings.contract.mail import TraceAnswer, TraceRequest
 from tidings.errors import TidingsError, UsageError
-from tidings.rpc.control import collect
+from tidings.rpc.control import pages
 from tidings.wire.message import Mention, Message, Part, Priority, Sender, check_said, compose
 from tidings.wire.names import check_channel, unmarked
 from tidings.wire.roster import Agent, Level, Mode, Status
@@ -30,6 +42,7 @@ if TYPE_CHECKING:
     from tidings.client.tasks import Job, TaskResult, TaskTicket
 
 Via = Literal["direct", "host"]
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,22 +315,22 @@ class AgentInterface(ABC):
     async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
         """The newest messages of a channel, newest first, as far as it replays."""
 
-    async def channels(self) -> list[dict[str, Any]]:
-        """The channels this agent may read that have settings or members: `joined`, members, last message."""
-        return await collect(self.call, "channel", "list", "channels")
+    async def channels(self) -> list[ChannelRow]:
+        """Returns the channels that this agent may read and that have settings or members."""
+        return [row async for page in pages(self.call, ChannelsRequest()) for row in page.channels]
 
-    async def channel_info(self, channel: str) -> dict[str, Any]:
-        """Settings of a channel, how many are in it, what goes on there."""
-        return await self.call("channel", "info", channel=unmarked(channel))
+    async def channel_info(self, channel: str) -> ChannelAnswer:
+        """Returns the settings, members and activity of a channel."""
+        return await self.call(ChannelRequest(unmarked(channel)))
 
     async def memberships(self) -> list[str]:
         """The channels and patterns this agent is a member of, whichever of its programs joined them."""
-        held = (await self.call("member", "list"))["memberships"]
-        return sorted({str(each["pattern"]) for each in held})
+        return sorted({each.pattern for each in (await self.call(MembershipsRequest())).memberships})
 
-    async def members(self, channel: str) -> list[dict[str, Any]]:
-        """Who is in a channel: id and name."""
-        return await collect(self.call, "member", "members", "members", channel=check_channel(unmarked(channel)))
+    async def members(self, channel: str) -> list[MemberRow]:
+        """Returns the members of a channel."""
+        request = MembersRequest(check_channel(unmarked(channel)))
+        return [member async for page in pages(self.call, request) for member in page.members]
 
     # --- who is here ---
 
@@ -333,17 +346,17 @@ class AgentInterface(ABC):
     async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
         """Say what this agent does. Answers whether others see it now, or only once a program of it is attached."""
 
-    async def attention(self) -> dict[str, Any]:
+    async def attention(self) -> AttentionAnswer:
         """What may wake this agent: `standing`, which the steward keeps, and `running`, what a session of it says."""
-        return await self.call("attention", "get")
+        return await self.call(AttentionRequest())
 
     async def keep_attention(
         self, mode: Mode | None = None, channels: Mapping[str, Level] | None = None
-    ) -> dict[str, Any]:
+    ) -> AttentionAnswer:
         """Have the steward keep this for the agent: for every session of it that runs now or starts later. As it is
         then, like `attention`."""
         levels = {unmarked(pattern): level for pattern, level in (channels or {}).items()}
-        return await self.call("attention", "set", mode=mode, channels=levels)
+        return await self.call(ChangeAttentionRequest(mode, levels))
 
     # --- tasks ---
 
@@ -361,17 +374,21 @@ class AgentInterface(ABC):
 
     # --- asking the steward ---
 
+    @overload
+    async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 5.0) -> A: ...
+    @overload
+    async def call(self, request: str, do: str, **arguments: Any) -> dict[str, Any]: ...
     @abstractmethod
-    async def call(self, service: str, do: str, **arguments: Any) -> dict[str, Any]:
+    async def call(self, request: Any, do: str = "", **arguments: Any) -> Any:
         """A control request (`docs/control.md`), answered by the steward. The answer's fields, or the error it named.
 
         Through the host only what the table says programs may ask there (`Operation.host`).
         """
 
-    async def trace(self, sent: Receipt | str) -> dict[str, Any]:
+    async def trace(self, sent: Receipt | str) -> TraceAnswer:
         """The life of one message you sent or were sent: where it is stored, and its receipts with their times.
 
-        Through the host also `outbox`: its row there, or None.
+        Through the host it is a `HostTrace`, which has its row in the outbox as well.
         """
         mid, seq = (sent, 0) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else 0)
-        return await self.call("trace", "get", id=mid, seq=seq)
+        return await self.call(TraceRequest(mid, seq))

@@ -20,9 +20,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
-
 from tidings.client.connection import AgentConnection
+from tidings.contract.agents import LinksAnswer, LinksRequest, LinkVersionRow
 from tidings.errors import OutcomeUnknown, StewardUnreachable, TidingsError, UnreachableError, WireError
 from tidings.model.rulebook import Timeline
 from tidings.nats.client import Connection
@@ -40,8 +39,6 @@ REFUSED_PAUSE = 10.0
 PATIENCE = 5.0
 #: versions of link records that are kept; a space has few
 ROWS_KEPT = 10_000
-#: switches of a link record, and what the steward tells of them
-_SWITCHES = (("direct", "mail"), ("tasks", "tasks"))
 
 
 class Judge:
@@ -203,7 +200,7 @@ class LinkTable:
             await self._read()
         except (UnreachableError, OutcomeUnknown) as error:
             return error
-        except (TidingsError, msgspec.ValidationError, KeyError) as error:
+        except TidingsError as error:
             self._may_ask = time.monotonic() + REFUSED_PAUSE
             log.warning("the links of %s are not known: %s", self.connection.identity.subjects.space, error)
             return StewardUnreachable(f"the links of this space are not known: {error}")
@@ -212,24 +209,39 @@ class LinkTable:
         return None
 
     async def _read(self) -> None:
-        first = page = await self.connection.call("space", "links", timeout=PATIENCE)
-        rows = list(page["links"])
-        while page["next"] is not None and len(rows) < ROWS_KEPT:
-            page = await self.connection.call("space", "links", after=page["next"], timeout=PATIENCE)
-            rows += page["links"]
+        first = page = await self.connection.call(LinksRequest(), timeout=PATIENCE)
+        rows = list(page.links)
+        while page.next is not None and len(rows) < ROWS_KEPT:
+            page = await self.connection.call(LinksRequest(page.next), timeout=PATIENCE)
+            rows += page.links
         self._adopt(rows[:ROWS_KEPT], first)
 
-    def _adopt(self, rows: list[dict[str, Any]], told: dict[str, Any]) -> None:
+    def _adopt(self, rows: list[LinkVersionRow], told: LinksAnswer) -> None:
         links: dict[str, Timeline[Link]] = {}
-        for row in sorted(rows, key=lambda each: int(each["seq"])):
-            passes = {switch: "on" if row.get(name) else "off" for switch, name in _SWITCHES}
-            record = msgspec.convert({**row, "op": "told", **passes, "roster": "on"}, Link)
-            seq = int(row["seq"])
+        for row in sorted(rows, key=lambda each: each.seq):
             # what held where the log begins counts below that too: a durable copy may be older than the log
-            links.setdefault(record.link, Timeline()).put(seq if seq > int(told["floor"]) else 0, record)
-        self._links, self._newest = links, int(told["newest"])
-        self._through, self._is_old = int(told["through"]), False
-        self._floor = int(told["floor"])
+            seq = row.seq if row.seq > told.floor else 0
+            links.setdefault(row.link, Timeline()).put(seq, _link_record(row))
+        self._links, self._newest = links, told.newest
+        self._through, self._is_old = told.through, False
+        self._floor = told.floor
 
     async def close(self) -> None:
         await end_tasks([self._wanting, self._question])
+
+
+def _link_record(row: LinkVersionRow) -> Link:
+    return Link(
+        op="told",
+        link=row.link,
+        state=row.state,
+        origin=row.origin,
+        channels=row.channels,
+        space=row.space,
+        beyond=row.beyond,
+        hops=row.hops,
+        until=row.until,
+        direct="on" if row.mail else "off",
+        roster="on",
+        tasks="on" if row.tasks else "off",
+    )

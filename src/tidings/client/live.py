@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tidings.client.connection import AgentConnection
 from tidings.client.intake import Intake
 from tidings.client.interface import Joined
 from tidings.client.notices import Cause, Gap
 from tidings.client.read_state import ReadState
 from tidings.client.records import LiveCopy
+from tidings.contract.channels import JoinAnswer
 from tidings.errors import DeniedError
 from tidings.nats.client import TOO_MANY_SUBSCRIPTIONS, Connection
 from tidings.nats.core import Msg
@@ -123,7 +122,8 @@ class LocalMembership:
     #: what lies up to here may have been surfaced by a process before this one, and nobody remembers
     forgotten: int = 0
     subscriptions: list[Any] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    #: the steward's answer to the last join
+    facts: JoinAnswer | None = None
 
     @property
     def confirmed(self) -> bool:
@@ -137,12 +137,12 @@ class LocalMembership:
 
     @property
     def cls(self) -> str:
-        return str(self.facts.get("class", "durable"))
+        return self.facts.cls if self.facts else "durable"
 
     @property
     def backstop(self) -> Backstop:
         """What makes durable copies, as the steward told it at the join."""
-        return msgspec.convert(self.facts.get("backstop") or {}, Backstop)
+        return self.facts.backstop if self.facts else Backstop()
 
     def take_held(self) -> list[LiveCopy]:
         held, self.held = self.held or [], None

@@ -11,10 +11,13 @@ is a callback, as while connecting, the first one that is registered hears.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from msgspec import UNSET
+
+from tidings.contract.agents import DamageRow
+from tidings.contract.mail import ReceiptRow
 from tidings.errors import DeliveryLost, DeniedError, LogRegressed
 from tidings.wire.envelope import RULED_OUT
 
@@ -103,11 +106,11 @@ def unheard_of(event: str, count: int) -> Notice | DeliveryLost | None:
     return DeliveryLost(text, count=count, cause="nobody listened") if event == "error" else None
 
 
-def of_void(news: Mapping[str, Any]) -> Notice:
+def of_void(row: ReceiptRow) -> Notice:
     """A message of this agent's own that was stored and does not count, as its receipt says."""
-    channel, seq, why = news.get("channel"), int(news["seq"]), str(news.get("why", "unknown"))
-    where = f"to #{channel}" if channel else f"to {news['to']}"
-    what = f"your message {news['id']} {where} is void"
+    channel, seq, why = None if row.channel is UNSET else row.channel, row.seq, row.why or "unknown"
+    where = f"to #{channel}" if channel else f"to {row.to}"
+    what = f"your message {row.id} {where} is void"
     if why.startswith(RULED_OUT):
         text = f"{what} and owed to nobody, though who was listening may have seen it: {why}. Nothing sends it again"
     else:
@@ -142,12 +145,11 @@ def of_refused_channel(pattern: str, error: DeniedError) -> Notice:
     return Notice("membership", text, pattern, cause=f"following it is denied: {error}")
 
 
-def of_damage(row: dict[str, Any]) -> Notice:
+def of_damage(row: DamageRow) -> Notice:
     """What the steward tells of records the store lost, of mail it removed or dropped with a key, of memberships a
     narrowing closed."""
-    told = row.get("kind")
-    kind: NoticeKind = "membership" if told == "membership" else "lost" if told == "lost" else "damage"
-    return Notice(kind, row["text"], row["channel"], row["first"], row["last"], row["count"], row["cause"])
+    kind: NoticeKind = "membership" if row.kind == "membership" else "lost" if row.kind == "lost" else "damage"
+    return Notice(kind, row.text, row.channel, row.first, row.last, row.count, row.cause)
 
 
 def of_watching(pattern: str) -> Notice:

@@ -10,7 +10,6 @@ the later word holds.
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import suppress
 from typing import Any
 
@@ -18,11 +17,12 @@ import msgspec
 
 from tidings.client.connection import AgentConnection
 from tidings.client.roster import Roster
+from tidings.contract.agents import BeatRequest
 from tidings.errors import TidingsError, UsageError
 from tidings.nats.errors import NatsError
+from tidings.rpc.control import encode_request
 from tidings.util.task_ends import end_tasks
-from tidings.wire.message import new_id
-from tidings.wire.roster import Attention, Beat, Level, Mode, Status
+from tidings.wire.roster import Attention, Level, Mode, Status
 
 #: beats per time to live, rounded down: two may be lost before the steward takes us for offline
 BEATS_PER_TTL = 2.5
@@ -47,7 +47,7 @@ class Presence:
         self.beats = 0
         self.attending, self._every = attending, every
         self._leaving = False
-        self._said = Beat(session=session, status="idle")
+        self._said = BeatRequest(session=session, status="idle")
         self.attention: Attention = self._said.attention
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -56,7 +56,7 @@ class Presence:
         roster.on_kept_attention.append(self._stand)
 
     @property
-    def said(self) -> Beat:
+    def said(self) -> BeatRequest:
         """What the last or next beat says."""
         return self._said
 
@@ -92,7 +92,7 @@ class Presence:
 
     def _say(self, **changes: Any) -> None:
         try:
-            said = msgspec.convert(msgspec.to_builtins(self._said) | changes, Beat)
+            said = msgspec.convert(msgspec.to_builtins(self._said) | changes, BeatRequest)
         except (msgspec.ValidationError, ValueError) as error:
             raise UsageError(f"this cannot be said of an agent: {error}") from error
         if said != self._said:
@@ -121,12 +121,11 @@ class Presence:
     async def _beat_offline(self) -> None:
         await self._beat(msgspec.structs.replace(self._said, status="offline", activity=None))
 
-    async def _beat(self, said: Beat) -> None:
+    async def _beat(self, said: BeatRequest) -> None:
         subject = self.connection.identity.subjects.control("presence", self.connection.identity.id)
-        body = {"op": new_id(), "do": "beat", **msgspec.to_builtins(said)}
         # Boundary: while the connection is being rebuilt nobody hears a beat; the next session starts with one.
         with suppress(TidingsError, NatsError, OSError):
-            await self.connection.current.publish(subject, json.dumps(body).encode())
+            await self.connection.current.publish(subject, encode_request(said, None))
             self.beats += 1
 
     async def close(self) -> None:

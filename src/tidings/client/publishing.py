@@ -13,15 +13,22 @@ before it is used, and every later attempt uses the same.
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Literal, TypeVar
+
+from msgspec.structs import replace
 
 from tidings.admin.identity import Identity
 from tidings.client.connection import AgentConnection
 from tidings.client.remote_changes import AccessWatch
+from tidings.contract.agents import HealthRequest
+from tidings.contract.channels import ConfirmRequest
+from tidings.contract.core import Request
+from tidings.contract.mail import FindMessageRequest, FindMessagesRequest, MailboxRoomRequest
+from tidings.contract.tasks import TaskRoomRequest
 from tidings.errors import (
     BrokerUnreachable,
     ConflictError,
@@ -48,12 +55,12 @@ from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import ExtensionPart, Message
 from tidings.wire.names import check_role_address, role_parts
-from tidings.wire.records import moment
 from tidings.wire.seal import TASK_PART, is_sealed, is_sealed_task, open_sealed, open_task, seal_message, seal_task
 
+A = TypeVar("A")
 Kind = Literal["chat", "dm", "task"]
 #: what the steward's services call the stream of each kind
-STREAMS: dict[Kind, str] = {"chat": "log", "dm": "dm", "task": "task"}
+STREAMS: dict[Kind, Literal["log", "dm", "task"]] = {"chat": "log", "dm": "dm", "task": "task"}
 #: seconds; see `model/task_rules`. A task for another space that names none has the second
 LONGEST_DEADLINE, DEADLINE_ELSEWHERE = 30 * 86_400, 7 * 86_400
 #: before a connection that went is looked for again
@@ -191,48 +198,44 @@ class Publisher:
 
     async def is_stored(self, prepared: Prepared, seq: int) -> bool:
         """Is the record at that sequence this message?"""
-        found = await self.connection.call("confirm", "record", seq=seq, stream=STREAMS[prepared.kind])
-        if not found["yours"] or found["subject"] != prepared.subject:
+        found = await self.connection.call(ConfirmRequest(seq, STREAMS[prepared.kind]))
+        if found.payload is None or found.subject != prepared.subject:
             return False
-        return is_same_message(self.connection.identity, prepared, base64.b64decode(found["payload"]))
+        return is_same_message(self.connection.identity, prepared, found.payload)
 
     async def find(self, prepared: Prepared, since: float | None = None) -> int | None:
         """Where a message of this id is or was stored, by the records of its subject; None if it is not there.
 
         `since`: seconds since 1970 of the first attempt; unless said, the time in the id.
         """
-        asked: dict[str, Any] = {"kind": prepared.kind, "to": prepared.destination, "id": prepared.id}
-        if since is not None:
-            asked["since"] = moment(since)
-        after = 0
+        first = None if since is None else datetime.fromtimestamp(since, UTC)
+        request = FindMessageRequest(prepared.id, prepared.kind, prepared.destination, since=first)
         while True:
-            found = await self._ask_when_free("find", asked | {"after": after})
-            if found["state"] == "gone":
-                return int(found["seq"])
-            if found["seq"] is not None and await self.is_stored(prepared, int(found["seq"])):
-                return int(found["seq"])
-            if found["next"] is None:
+            found = await self._ask_when_free(request)
+            if found.state == "gone" or (found.seq is not None and await self.is_stored(prepared, found.seq)):
+                return found.seq
+            if found.next is None:
                 return None
-            after = int(found["next"])
+            request = replace(request, after=found.next)
 
     async def which(self, kind: Kind, destination: str, ids: Sequence[str], since: float) -> set[str]:
         """Those of these ids (at most 1,000) that may be stored there since then: `find` says it of each of them."""
-        asked = {"kind": kind, "to": destination, "ids": list(ids), "since": moment(since)}
+        request = FindMessagesRequest(tuple(ids), kind, destination, since=datetime.fromtimestamp(since, UTC))
         found: set[str] = set()
-        after: int | None = 0
-        while after is not None:
-            answer = await self._ask_when_free("which", asked | {"after": after})
-            found.update(answer["found"])
-            after = answer["next"]
-        return found
+        while True:
+            answer = await self._ask_when_free(request)
+            found.update(answer.found)
+            if answer.next is None:
+                return found
+            request = replace(request, after=answer.next)
 
-    async def _ask_when_free(self, do: str, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _ask_when_free(self, request: Request[A]) -> A:
         for _ in range(BUSY_TRIES):
             try:
-                return await self.connection.call("trace", do, timeout=10.0, **asked)
+                return await self.connection.call(request, timeout=10.0)
             except ConflictError:
                 await asyncio.sleep(BUSY_PAUSE)
-        return await self.connection.call("trace", do, timeout=10.0, **asked)
+        return await self.connection.call(request, timeout=10.0)
 
     async def _stored_after_making_room(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
         """A place may be full of what is settled and would have gone a little later: one of us asks, others look."""
@@ -240,9 +243,9 @@ class Publisher:
             try:
                 return await self._stored(prepared, timeout, only)
             except MailboxFull:
-                await self.connection.call("receipt", "room", to=prepared.destination, timeout=timeout)
+                await self.connection.call(MailboxRoomRequest(prepared.destination), timeout=timeout)
             except QueueFull:
-                await self.connection.call("task", "room", role=prepared.destination, timeout=timeout)
+                await self.connection.call(TaskRoomRequest(prepared.destination), timeout=timeout)
             return await self._stored(prepared, timeout, only)
 
     async def _stored(self, prepared: Prepared, timeout: float, only: str | None) -> Stored:
@@ -325,14 +328,14 @@ class Publisher:
     async def _why_nobody_takes_it(self) -> TidingsError | None:
         """No responders: the gate is closed, or nothing is there; None if neither holds any more."""
         try:
-            health = await self.connection.call("health", "ping", timeout=WHY_PATIENCE)
+            health = await self.connection.call(HealthRequest(), timeout=WHY_PATIENCE)
         except BrokerUnreachable as error:  # the steward answers, and meets the same
             return BrokerUnreachable(f"nobody takes this message: {error}")
         except TidingsError as error:
             return StewardUnreachable(f"nobody takes this message, and the steward cannot say why ({error})")
-        gate = health.get("gate") or {}
-        if not gate.get("open", True):
-            full = "the disk of this space" if gate.get("closed_by") == "disk" else "the log of this space"
+        gate = health.gate
+        if gate is not None and not gate.open:
+            full = "the disk of this space" if gate.closed_by == "disk" else "the log of this space"
             return LogFull(f"{full} is full: nothing new is taken until room is made")
         return None
 

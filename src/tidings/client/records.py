@@ -8,14 +8,14 @@ opened again later. What becomes of a record is `intake.py`'s part.
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
 from enum import Enum
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from tidings.client.links import Judge, LinkTable
+from tidings.contract.channels import RawRecord
 from tidings.nats.core import Msg
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.frames import FrameRecord
@@ -96,10 +96,10 @@ class RecordOpener:
         if self.links is not None:
             await self.links.learn(seq)
 
-    def stored(self, line: dict[str, Any]) -> Opened:
-        """A line of a history page."""
-        own, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
-        return self._open(line["seq"], parse_time(line["time"]), line["subject"], fields_of(own), payload)
+    def stored(self, record: RawRecord) -> Opened:
+        """Opens a record of a history page."""
+        fields = fields_of(record.headers)
+        return self._open(record.seq, parse_time(record.time), record.subject, fields, record.payload)
 
     def kept(self, kept: FrameRecord) -> Opened:
         """A record in a frame."""

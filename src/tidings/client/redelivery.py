@@ -10,7 +10,6 @@ wants again is fetched and handed out like any other; settling it drops the lett
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,12 +18,19 @@ from typing import Any
 from tidings.client.direct_mailbox import DirectMailbox, tell
 from tidings.client.incoming import Incoming
 from tidings.client.records import UNDECIDED
+from tidings.contract.channels import RawRecord
+from tidings.contract.mail import (
+    DropLetterRequest,
+    KeepLetterRequest,
+    LetterKind,
+    WantedLetterRow,
+    WantedLettersRequest,
+)
 from tidings.errors import DeadLetter, DeniedError, TidingsError, UnreachableError, UsageError
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
 from tidings.wire.records import parse_time
 from tidings.wire.roster import Agent
-from tidings.wire.states import ReceiptStage
 
 #: before the steward is asked again
 RETRY = Backoff(1.0, 60.0)
@@ -99,12 +105,7 @@ class Redelivery:
         while True:
             try:
                 await self.connection.call(
-                    "dead",
-                    "put",
-                    kind=incoming.kind,
-                    seq=incoming.seq,
-                    error=error[:LONGEST_ERROR],
-                    attempts=incoming.attempt,
+                    KeepLetterRequest(incoming.kind, incoming.seq, error[:LONGEST_ERROR], incoming.attempt)
                 )
             except (UsageError, DeniedError) as refusal:
                 told = DeadLetter(f"{told}; it could not be kept: {refusal}")
@@ -142,34 +143,34 @@ class Redelivery:
         while asked != self._asked:
             asked = self._asked
             try:
-                answer = await self.connection.call("dead", "wanted")
+                answer = await self.connection.call(WantedLettersRequest())
             except TidingsError:
                 asked = 0
                 await asyncio.sleep(RETRY.first)
                 continue
-            self._more = bool(answer["more"])
-            for line in answer["letters"]:
-                if line["letter"] not in self._fetched:
-                    await self._try_again(line)
+            self._more = answer.more
+            for row in answer.letters:
+                if row.letter not in self._fetched:
+                    await self._try_again(row)
 
-    async def _try_again(self, line: dict[str, Any]) -> None:
+    async def _try_again(self, row: WantedLetterRow) -> None:
         try:
-            incoming = await self.opened(line)
+            incoming = await self.open_letter(row.kind, row.record)
         except TidingsError as error:
             self.intake.events.emit("error", error)
             return
         if incoming is None:
             return
-        ref = str(line["letter"])
+        ref = row.letter
         self._fetched.add(ref)
 
         async def settle() -> None:
             self._fetched.discard(ref)
             with suppress(TidingsError):  # it stays wanted, and comes again with the next program
-                await self.connection.call("dead", "drop", letter=ref)
+                await self.connection.call(DropLetterRequest(letter=ref))
             if incoming.kind == "direct":
                 with suppress(TidingsError):
-                    await tell(self.connection, [incoming.kept], ReceiptStage.READ)
+                    await tell(self.connection, [incoming.kept], "read")
             if self._more:
                 self._fetch_soon()
 
@@ -180,18 +181,16 @@ class Redelivery:
         incoming._settle, incoming._keep, incoming._buried, incoming._nak = settle, None, forget, self.take
         await self.intake.put(incoming)
 
-    async def opened(self, line: dict[str, Any]) -> Incoming | None:
-        """The message of a letter, verified like any other; None if it is no longer there."""
-        record = line["record"]
+    async def open_letter(self, kind: LetterKind, record: RawRecord | None) -> Incoming | None:
+        """Returns the message of a letter, verified like any other; None if it is no longer there."""
         if record is None:
             return None
-        if line["kind"] == "direct":
-            block, payload = base64.b64decode(record["headers"]), base64.b64decode(record["payload"])
-            stored = record["seq"], parse_time(record["time"])
-            return await self.direct.reopened(record["subject"], block, payload, *stored)
+        if kind == "direct":
+            stored = record.seq, parse_time(record.time)
+            return await self.direct.reopened(record.subject, record.headers, record.payload, *stored)
         opener = self.intake.opener
         while (opened := opener.stored(record)) is UNDECIDED:
-            await opener.learn_links(int(record["seq"]))
+            await opener.learn_links(record.seq)
         return self.intake.incoming(opened) if opened is not None else None
 
     # --- life ---

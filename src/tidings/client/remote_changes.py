@@ -15,7 +15,6 @@ be another one some day. Memberships that another program of this agent opened o
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import random
 import time
@@ -24,14 +23,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from tidings.client.channels import Channels
 from tidings.client.connection import AgentConnection
 from tidings.client.roster import Roster
+from tidings.contract.agents import AccessRequest
+from tidings.contract.channels import MembershipsRequest
 from tidings.errors import ConfigError, DeniedError, Reconnecting, TidingsError
 from tidings.nats.jwt import decode, expiry_of
 from tidings.util.task_ends import end_tasks
 from tidings.wire.names import covers_any
 from tidings.wire.roster import Agent
+from tidings.wire.rulings import Access
 from tidings.wire.subjects import Chat
 
 RETRY_PAUSE = 0.2
@@ -115,9 +119,9 @@ class MembershipWatch(OwnRowWatch):
         return row.moved
 
     async def _fetch(self) -> None:
-        answer = await self.connection.call("member", "list")
-        stands = {str(each["pattern"]): int(each["joined"]) for each in answer["memberships"]}
-        await self.channels.follow(stands, int(answer["seq"]), self._since or 0, adopt=self._receives())
+        answer = await self.connection.call(MembershipsRequest())
+        stands = {each.pattern: each.joined for each in answer.memberships}
+        await self.channels.follow(stands, answer.seq, self._since or 0, adopt=self._receives())
 
 
 class AccessWatch(OwnRowWatch):
@@ -167,11 +171,11 @@ class AccessWatch(OwnRowWatch):
         await super().close()
         await end_tasks([self._renewing])
 
-    async def record(self) -> dict[str, Any]:
-        answer = await self.connection.call("access", "get")
-        if self.connection.identity.is_bundle and (authority := answer.get("authority")):
-            self._keep_trust(base64.b64decode(authority))
-        return dict(answer["access"])
+    async def record(self) -> Access:
+        answer = await self.connection.call(AccessRequest())
+        if self.connection.identity.is_bundle and answer.authority:
+            self._keep_trust(answer.authority)
+        return answer.access
 
     def _keep_trust(self, authority: bytes) -> None:
         """A bundle that cannot be written is as good as it was, until the authority is another one."""
@@ -187,21 +191,23 @@ class AccessWatch(OwnRowWatch):
         """
         async with self._lock:
             access = await self.record()
-            token = access.pop("jwt", None)
+            token = access.jwt
             if not token or token == self.connection.token_used or self._is_older(token):
                 return False
             if token != self.connection.identity.token():
                 self.connection.identity.keep_token(token)
             held = {*self.channels.memberships, *self.channels.ended}
             self.channels.ended.clear()
-            dropped = [each for each in held if not covers_any(access["read"], each)]
+            dropped = [each for each in held if not covers_any(access.read, each)]
             for pattern in dropped:
                 await self.channels.drop(pattern)
             self.connection.reconnect()
             with suppress(Reconnecting):
                 await self._rebuilt(token)
             if dropped or not quietly:
-                self._report("access", {**access, "dropped": sorted(dropped)})
+                record = plain(access)
+                del record["jwt"]
+                self._report("access", {**record, "dropped": sorted(dropped)})
             return True
 
     def _is_older(self, token: str) -> bool:
@@ -227,14 +233,19 @@ class AccessWatch(OwnRowWatch):
         name = self.connection.identity.name
         with suppress(TidingsError):
             access = await self.record()
-            if withheld := access.get("withheld"):
+            if withheld := access.withheld:
                 return DeniedError(
                     f"{name} may not post {withheld}; `tidings agent access {name} --post CHANNEL` restores it"
                 )
             address = self.connection.identity.subjects.parse(subject)
-            if isinstance(address, Chat) and not covers_any(access["post"], address.channel):
+            if isinstance(address, Chat) and not covers_any(access.post, address.channel):
                 return DeniedError(
                     f"{name} may not post to {address.channel}: the broker refuses this agent; "
-                    f"it may post to {', '.join(access['post']) or 'nothing'}"
+                    f"it may post to {', '.join(access.post) or 'nothing'}"
                 )
         return error
+
+
+def plain(access: Access) -> dict[str, Any]:
+    """Returns the fields of an access record as plain JSON values."""
+    return dict(msgspec.json.decode(msgspec.json.encode(access)))

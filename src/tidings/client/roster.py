@@ -21,6 +21,8 @@ import msgspec
 
 from tidings.client.connection import AgentConnection
 from tidings.client.directory import each_once, resolve_among
+from tidings.contract.agents import DamageRow, KeptAttention, RosterAnswer, RosterRequest
+from tidings.contract.channels import RawRecord
 from tidings.errors import (
     OutcomeUnknown,
     PeerUnheard,
@@ -67,7 +69,7 @@ class Roster:
         #: hear the sequence of the newest link record, and where the log ended then
         self.on_links: list[Callable[[int, int], None]] = []
         #: hear what the store of the space lost that concerns this agent
-        self.on_damage: list[Callable[[dict[str, Any]], None]] = []
+        self.on_damage: list[Callable[[DamageRow], None]] = []
         #: hear the attention the steward keeps for this agent, with its number (0: none is kept)
         self.on_kept_attention: list[Callable[[Attention, int], None]] = []
         self._attention_number = -1
@@ -244,36 +246,34 @@ class Roster:
 
     async def _take_snapshot(self, timeout: float = 5.0) -> None:
         async with self._lock:
-            first = page = await self.connection.call("roster", "snapshot", timeout=timeout)
-            lines = list(page["rows"])
-            while page["next"] is not None:
-                page = await self.connection.call("roster", "snapshot", after=page["next"], timeout=timeout)
-                if page["boot"] != first["boot"]:
+            first = page = await self.connection.call(RosterRequest(), timeout=timeout)
+            rows = list(page.rows)
+            while page.next is not None:
+                page = await self.connection.call(RosterRequest(page.next), timeout=timeout)
+                if page.boot != first.boot:
                     raise StewardUnreachable("the steward changed while it was asked for the roster")
-                lines += page["rows"]
-            self._adopt(first, [msgspec.convert(line, Agent) for line in lines])
+                rows += page.rows
+            self._adopt(first, rows)
 
-    def _stand(self, kept: dict[str, Any] | None) -> None:
-        attention = msgspec.convert(kept["attention"], Attention) if kept else Attention()
-        number = int(kept["number"]) if kept else 0
+    def _stand(self, kept: KeptAttention | None) -> None:
+        attention, number = (kept.attention, kept.number) if kept else (Attention(), 0)
         if number > self._attention_number:
             self._attention_number = number
             for hear in self.on_kept_attention:
                 hear(attention, number)
 
-    def _adopt(self, first: dict[str, Any], rows: list[Agent]) -> None:
+    def _adopt(self, first: RosterAnswer, rows: list[Agent]) -> None:
         self._refusal = None
-        self._stand(first.get("attention"))
-        if first["boot"] == self._boot and first["n"] < self._n and not self._wanted.is_set():
+        self._stand(first.attention)
+        if first.boot == self._boot and first.n < self._n and not self._wanted.is_set():
             return  # deltas were quicker
-        self._key = self._follow_key(first["rotations"])
+        self._key = self._follow_key(first.rotations)
         held, self._held = self._held, []
         self._wanted.clear()
-        self._told = int(first.get("told", 0))
-        self._boot, self._n, self._heard = first["boot"], first["n"], time.monotonic()
-        self.ttl, self.head, self.floor = float(first["ttl"]), first["head"], first["floor"]
-        self.backstop = msgspec.convert(first["backstop"], Backstop)
-        self.unheard = dict(first.get("unheard") or {})
+        self._told = first.told
+        self._boot, self._n, self._heard = first.boot, first.n, time.monotonic()
+        self.ttl, self.head, self.floor = first.ttl, first.head, first.floor
+        self.backstop, self.unheard = first.backstop, first.unheard
         gone = self.rows.keys() - {row.id for row in rows}
         lost = [replace(self._dismiss(each), status="offline", attention=None) for each in gone]
         changed = [row for row in rows if self._put(row)]
@@ -289,16 +289,16 @@ class Roster:
         for hear in self.on_snapshot:
             hear()
         for tell in self.on_epoch:
-            tell(str(first.get("epoch", "")))
-        self._tell_links(int(first.get("links", 0)))
-        for row in first.get("damage") or []:
+            tell(first.epoch)
+        self._tell_links(first.links)
+        for row in first.damage:
             for told in self.on_damage:
                 told(row)
 
-    def _follow_key(self, rotations: list[dict[str, Any]]) -> str:
+    def _follow_key(self, rotations: tuple[RawRecord, ...]) -> str:
         """The key in force by records that verify from the anchor; what does not verify changes nothing."""
         identity = self.connection.identity
-        found = followed_key(identity.subjects, identity.space_id, identity.steward_key, rotations)
+        found = followed_key(identity.subjects, identity.space_id, identity.steward_key, msgspec.to_builtins(rotations))
         if found.refused:
             self.refused["rotation"] += found.refused
         return found.key

@@ -19,9 +19,10 @@ from typing import Any
 
 from tidings.client.connection import AgentConnection
 from tidings.client.roster import Roster
+from tidings.contract.agents import EndedSessionRequest, ReleaseSessionRequest, TakeSessionRequest
 from tidings.errors import OutcomeUnknown, Superseded, TidingsError, UnreachableError
 from tidings.nats.errors import NatsError
-from tidings.rpc.control import request_body
+from tidings.rpc.control import encode_request
 from tidings.util.task_ends import end_tasks
 from tidings.wire.message import new_id
 from tidings.wire.roster import Agent
@@ -89,17 +90,16 @@ class SessionLease:
                 return
             before = self.number
             number = self._resumes if before is None else before
-            held: dict[str, Any] = {} if number is None else {"held": number}
-            ended: dict[str, Any] = {} if held or self._after is None else {"ended": self._after}
-            answer = await self.connection.call("session", "take", session=self.session, **held, **ended)
-            if answer["superseded"]:
+            ended = self._after if number is None else None
+            answer = await self.connection.call(TakeSessionRequest(self.session, number, ended))
+            if answer.superseded:
                 self._lose()
             else:
-                self.number = int(answer["number"])
+                self.number = answer.number
                 if self.on_number is not None and self.number != before:
                     self.on_number(self.number)
                 if self.on_taken is not None and before is None:
-                    self.on_taken(int(answer.get("unsettled", 0)))
+                    self.on_taken(answer.unsettled)
 
     def _saw(self, row: Agent) -> None:
         """Our own row: does it name our session?"""
@@ -134,8 +134,7 @@ class SessionLease:
 
     async def ended(self) -> int | None:
         """The number of the session that received last, if that ended; None while it may live."""
-        answer = await self.connection.call("session", "ended")
-        return None if answer["ended"] is None else int(answer["ended"])
+        return (await self.connection.call(EndedSessionRequest())).ended
 
     async def close(self) -> None:
         """Release the session, also if `take` was not answered yet: the steward may have granted it."""
@@ -146,5 +145,5 @@ class SessionLease:
         subject = self.connection.identity.subjects.control("session", self.connection.identity.id)
         with suppress(TidingsError, NatsError, OSError, TimeoutError):
             connection = self.connection.current
-            await connection.publish(subject, request_body("release", None, {"session": self.session}))
+            await connection.publish(subject, encode_request(ReleaseSessionRequest(self.session), None))
             await connection.flush(timeout=1)

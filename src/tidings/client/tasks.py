@@ -14,19 +14,32 @@ the other's signature themselves: the steward can lose a message, not invent one
 from __future__ import annotations
 
 import asyncio
-import base64
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from msgspec import UNSET
 
 from tidings.client.directory import TaskAddress, address_task, claim_of
 from tidings.client.interface import Draft, Receipt
 from tidings.client.links import Judge
 from tidings.client.publishing import prepare_task
+from tidings.contract.channels import RawRecord
+from tidings.contract.core import Request
+from tidings.contract.tasks import (
+    ClaimAnswer,
+    ClaimRequest,
+    RoleRequest,
+    TaskBeatRequest,
+    TaskDoneRequest,
+    TaskFailRequest,
+    TaskResultAnswer,
+    TaskResultRequest,
+)
 from tidings.errors import (
     BadSignature,
     ConflictError,
@@ -54,6 +67,7 @@ from tidings.wire.subjects import Task
 if TYPE_CHECKING:
     from tidings.client.endpoint import Endpoint
 
+T = TypeVar("T")
 LONG_POLL = 20.0
 PATIENCE = 10.0
 RETRY = Backoff(0.1, 2.0)
@@ -219,13 +233,13 @@ class Tasks:
     async def _warnings(self, role: str) -> tuple[str, ...]:
         """Best effort: the task is queued whatever the steward says, or does not say."""
         try:
-            found = await self.connection.call("task", "check", role=role)
+            found = await self.connection.call(RoleRequest(role))
         except TidingsError as error:
             return (f"the steward could not say who holds the role {role} ({error})",)
-        if not found["holders"]:
+        if not found.holders:
             return (f"nobody holds the role {role}: the task waits until somebody does",)
-        if found.get("online") == 0:
-            hold, seen = f"{found['holders']} hold it", _when(found.get("last_seen"))
+        if found.online == 0:
+            hold, seen = f"{found.holders} hold it", _when(found.last_seen)
             return (f"nobody who holds the role {role} is here now ({hold}; {seen}): the task waits",)
         return ()
 
@@ -235,10 +249,10 @@ class Tasks:
         while True:
             asked = time.monotonic()
             left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
-            arguments: dict[str, Any] = {"id": message_id, "wait": left} | ({} if seq is None else {"seq": seq})
+            request = TaskResultRequest(message_id, seq or None, left)
             try:
                 await self.connection.ready(left + PATIENCE)
-                answer = await self.connection.call("task", "result", timeout=left + PATIENCE, **arguments)
+                answer = await self.connection.call(request, timeout=left + PATIENCE)
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set() or (until is not None and time.monotonic() >= until):
                     raise
@@ -253,39 +267,39 @@ class Tasks:
                 await asyncio.sleep(min(next(delays), math.inf if until is None else until - now))
             seen = found.state
 
-    def _opened(self, message_id: str, answer: dict[str, Any]) -> TaskResult:
+    def _opened(self, message_id: str, answer: TaskResultAnswer) -> TaskResult:
         """The steward's answer; a result counts only if its worker signed it for this task of ours.
 
         `asker` is a key this agent had before a rotation, if that asked: the steward says which, and the id is in what
         was signed.
         """
         message = None
-        if answer["state"] == TaskStatus.DONE:
-            payload, worker = base64.b64decode(answer["result"]), str(answer["worker"])
-            destination = f"{answer.get('asker') or self.identity.id}.{message_id}"
-            space = answer.get("space") or self.identity.space_id
-            if not signing.verifies(answer["sig"], space, "result", worker, destination, payload):
+        if answer.state == TaskStatus.DONE:
+            payload, worker = answer.result or b"", str(answer.worker)
+            space = answer.space or self.identity.space_id
+            destination = f"{answer.asker}.{message_id}"
+            if not signing.verifies(answer.sig, space, "result", worker, destination, payload):
                 raise BadSignature(f"the result of task {message_id} is not signed by {worker}")
             message = wire.decode(payload)
             if message.sender.id != worker:
                 raise BadSignature(f"the result of task {message_id} is signed by another than it claims")
-            if answer.get("space"):  # it came over a link, where only we are to read it
-                message = self._unsealed(message_id, worker, message, answer.get("asker"))
+            if answer.space:  # it came over a link, where only we are to read it
+                message = self._unsealed(message_id, worker, message, answer.asker)
         return TaskResult(
-            answer["state"],
+            answer.state,
             message,
-            answer.get("worker"),
-            answer.get("worker_name"),
-            answer.get("cause"),
-            int(answer.get("attempt", 0)),
-            tuple(answer.get("reasons", ())),
+            None if answer.worker is UNSET else answer.worker,
+            None if answer.worker_name is UNSET else answer.worker_name,
+            answer.cause,
+            answer.attempt or 0,
+            answer.reasons or (),
         )
 
-    def _unsealed(self, task: str, worker: str, message: Message, asker: str | None) -> Message:
+    def _unsealed(self, task: str, worker: str, message: Message, asker: str) -> Message:
         try:
             return open_sealed(self.identity.key, worker, message)
         except BadSignature:
-            if asker in (None, self.identity.id):
+            if asker == self.identity.id:
                 raise
             raise BadSignature(
                 f"the result of task {task} is sealed for the key that this agent had when it asked: ask again"
@@ -306,10 +320,10 @@ class Tasks:
 
     async def claim(self, role: str, wait: float) -> Job | None:
         """One task of a role, the caller's to settle; None if none came within `wait` seconds."""
-        answer = await self._ask_for_one(check_role(role), wait)
-        if answer is None:
+        claimed = await self._ask_for_one(check_role(role), wait)
+        if claimed is None:
             return None
-        return self._open.get(answer["task"]["seq"]) or await self._start(answer)
+        return self._open.get(claimed[0].seq) or await self._start(*claimed)
 
     async def _leave(self, job: Job) -> None:
         """The loop's body is over: what it did not settle is another worker's."""
@@ -322,25 +336,25 @@ class Tasks:
         while True:
             try:
                 await self._or_closed(self.connection.ready(LONG_POLL))
-                answer = await self._ask_for_one(role, LONG_POLL)
+                claimed = await self._ask_for_one(role, LONG_POLL)
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set():
                     return None
                 await asyncio.sleep(next(delays))
                 continue
-            if answer is None:
+            if claimed is None:
                 return None
-            held = self._open.get(answer["task"]["seq"])
+            held = self._open.get(claimed[0].seq)
             if held is None:
-                return await self._start(answer)
+                return await self._start(*claimed)
             await self._or_closed(held._ended.wait())  # another loop of this endpoint works on it
 
-    async def _ask_for_one(self, role: str, wait: float) -> dict[str, Any] | None:
-        asked: dict[str, Any] = {"role": role, "wait": wait, "session": self.session}
-        answer = await self._or_closed(self.connection.call("task", "claim", timeout=wait + PATIENCE, **asked))
-        return None if answer is None or answer["task"] is None else dict(answer)
+    async def _ask_for_one(self, role: str, wait: float) -> tuple[RawRecord, ClaimAnswer] | None:
+        request = ClaimRequest(role, wait, self.session)
+        answer = await self._or_closed(self.connection.call(request, timeout=wait + PATIENCE))
+        return None if answer is None or answer.task is None else (answer.task, answer)
 
-    async def _or_closed(self, waiting: Any) -> Any:
+    async def _or_closed(self, waiting: Coroutine[Any, Any, T]) -> T | None:
         """Wait for an answer, or None as soon as the endpoint closes."""
         asked, closed = asyncio.ensure_future(waiting), asyncio.ensure_future(self._closed.wait())
         try:
@@ -349,21 +363,20 @@ class Tasks:
         finally:
             await end_tasks([closed, asked])
 
-    async def _start(self, answer: dict[str, Any]) -> Job | None:
-        line = answer["task"]
+    async def _start(self, record: RawRecord, answer: ClaimAnswer) -> Job | None:
         try:
-            opened, message = await self._open_task(line)
+            opened, message = await self._open_task(record)
         except WireError as error:
             with suppress(TidingsError):
-                await self.connection.call("task", "fail", seq=line["seq"], reason=str(error), retry=False)
+                await self.connection.call(TaskFailRequest(record.seq, str(error), retry=False))
             return None
         except TidingsError:
             return None  # whether its link let it in is not known now; whoever claims again gets the same task
         asker = await self._asker(opened, message)
-        deadline = seconds_of(answer["deadline"])
-        job = Job(line["seq"], answer["role"], answer["attempt"], deadline, message, asker, self, opened.origin)
+        deadline = seconds_of(answer.deadline)
+        job = Job(record.seq, answer.role, answer.attempt, deadline, message, asker, self, opened.origin)
         self._open[job.seq] = job
-        job._beating = asyncio.create_task(self._beat(job, float(answer["beat_every"])))
+        job._beating = asyncio.create_task(self._beat(job, answer.beat_every))
         self._leave_with_its_program(job)
         return job
 
@@ -382,29 +395,28 @@ class Tasks:
             program.add_done_callback(ended)
             job._on_end = lambda: program.remove_done_callback(ended)
 
-    async def _open_task(self, line: dict[str, Any]) -> tuple[Received, Message]:
+    async def _open_task(self, record: RawRecord) -> tuple[Received, Message]:
         """The record and what it says, opened if it is sealed; WireError says why it is no task for us."""
-        own, subject = self.identity, line["subject"]
-        block, payload = base64.b64decode(line["headers"]), base64.b64decode(line["payload"])
-        fields = Headers.parse(block).fields if block else ()
+        own, subject = self.identity, record.subject
+        fields = Headers.parse(record.headers).fields if record.headers else ()
         parsed = own.subjects.parse(subject)
         if not isinstance(parsed, Task):
             raise WireError("it is not a task")
         links, names = self.endpoint.links, self.endpoint.directory
         await links.learn_origin(parsed.sender, fields, names.is_of_this_space)
-        judge = Judge(links, 0, int(seconds_of(line["time"]) * 1e9))
-        opened = open_record(own.subjects, own.space_id, subject, fields, payload, judge)
+        judge = Judge(links, 0, int(seconds_of(record.time) * 1e9))
+        opened = open_record(own.subjects, own.space_id, subject, fields, record.payload, judge)
         if not isinstance(opened, Received):
             raise WireError(f"{opened.reason}: {opened.detail}")
         is_sealed = is_sealed_task(opened.message)
         return opened, open_task(own.key, opened.sender, opened.message) if is_sealed else opened.message
 
-    def sealed_text(self, letter: dict[str, Any]) -> str | None:
-        """What a dead letter says, if it is a sealed task of ours; None if it is none, or was not kept whole."""
-        if not letter.get("record"):
+    def sealed_text(self, record: RawRecord | None) -> str | None:
+        """Returns the text of a dead task if it was sealed and its record was kept."""
+        if record is None:
             return None
         with suppress(WireError):
-            message = wire.decode(base64.b64decode(letter["record"]["payload"]))
+            message = wire.decode(record.payload)
             if is_sealed_task(message):
                 return open_task(self.identity.key, message.sender.id, message).text
         return None
@@ -421,7 +433,7 @@ class Tasks:
         while not job.settled:
             await asyncio.sleep(every)
             try:
-                await self.connection.call("task", "beat", seq=job.seq, session=self.session, timeout=max(every, 1.0))
+                await self.connection.call(TaskBeatRequest(job.seq, self.session), timeout=max(every, 1.0))
             except (ConflictError, DeniedError) as error:
                 job.lost = str(error)
                 self.endpoint.events.emit("error", error)
@@ -441,8 +453,7 @@ class Tasks:
             raise TooLarge(f"a result has at most {MAX_RESULT} bytes, this one has {len(payload)}: send a reference")
         destination = f"{job.asker.id}.{job.message.id}"
         signature = signing.sign(self.identity.key, self.identity.space_id, "result", destination, payload)
-        arguments = {"result": base64.b64encode(payload).decode(), "sig": signature}
-        await self._settle(job, "done", arguments)
+        await self._settle(job, TaskDoneRequest(job.seq, payload, signature, self.session))
 
     def _key_now(self, asker: Sender) -> str:
         """Of an asker of another space: it may have another key since it asked, and cannot open what is for the old."""
@@ -450,18 +461,18 @@ class Tasks:
         return next((row.id for row in rows if row.name == asker.name and row.elsewhere), asker.id)
 
     async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str:
-        told = {"reason": reason or "no reason was given", "retry": retry} | ({"untouched": True} if untouched else {})
-        answer = await self._settle(job, "fail", told)
-        return str(answer["state"])
+        reason = reason or "no reason was given"
+        request = TaskFailRequest(job.seq, reason, self.session, retry=retry, untouched=untouched)
+        return str((await self._settle(job, request)).state)
 
-    async def _settle(self, job: Job, do: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _settle(self, job: Job, request: Request[T]) -> T:
         """Tell the steward, again and again while it is away, until the deadline: the same request each time."""
         if job.settled:
             raise UsageError(f"task {job.seq} is settled already")
         op, delays = new_id(), RETRY.delays()
         while True:
             try:
-                answer = await self.connection.call("task", do, op=op, seq=job.seq, session=self.session, **arguments)
+                answer = await self.connection.call(request, op=op)
             except (UnreachableError, OutcomeUnknown):
                 if self._closed.is_set() or time.time() > job.deadline:
                     self._end(job)

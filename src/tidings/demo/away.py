@@ -100,7 +100,7 @@ async def _delivered(home: SpaceHome, seq: int) -> None:
     deadline = time.monotonic() + START_PATIENCE
     with output.working("durable delivery"):
         async with connect_to(home, "ada", receive=False) as ada:
-            while (floor := (await ada.channel_info("lobby"))["backstop"]["floor"]) < seq:
+            while (floor := (await ada.channel_info("lobby")).backstop.floor) < seq:
                 if time.monotonic() > deadline:
                     pipeline = home.read_state().get("pipeline")
                     raise UnhealthyError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidings.cli import output
+from tidings.contract.channels import JoinRequest
 from tidings.demo.away import PATIENCE, come_back, connect_to, follow_pipeline, go_away
 from tidings.errors import AuthRevoked, DeniedError, UnhealthyError
 from tidings.util.task_ends import end_tasks
@@ -169,7 +170,7 @@ async def _tell_a_loss(home: SpaceHome) -> None:
     async with administer(home, "demo") as admin:
         await admin.add(AgentFile("cleo", read=("general",)))
     async with open_session(home, "cleo") as cleo, open_session(home, "bob") as bob:
-        await cleo.control.call("member", "join", pattern="general")
+        await cleo.control.call(JoinRequest("general"))
         said = [await _post(bob, f"number {number} of five") for number in range(1, 6)]
     source = ("home", str(home.home), home.name, "cleo")
     with held_mail(home.home):

@@ -22,7 +22,7 @@ _DOMAIN = b"tidings request 1\n"
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class FingerprintFields(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody asked to be sent, its names resolved. `destination`: a channel, an agent's id, or a role."""
 
     space: str
@@ -40,7 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: str = "next"
 
 
-def fingerprint(request: Request) -> bytes:
+def fingerprint(request: FingerprintFields) -> bytes:
     """32 bytes. The order of the keys of JSON objects does not matter, the order of everything else does."""
     fields: dict[str, Any] = {name: getattr(request, name) for name in _PLAIN}
     fields["parts"] = [_part(part) for part in request.parts]
@@ -59,7 +59,7 @@ def fingerprint(request: Request) -> bytes:
 
 def fingerprint_of(space: str, kind: Kind, destination: str, message: Message, max_age: int) -> bytes:
     """That of a message as it was composed, before it is sealed."""
-    asked = Request(
+    asked = FingerprintFields(
         space=space,
         sender=message.sender.id,
         kind=kind,

@@ -16,12 +16,13 @@ import msgspec
 from tidings.client.endpoint import Endpoint
 from tidings.client.message_json import job_json, message_json, result_json
 from tidings.client.tasks import Job, TaskResult
+from tidings.contract.catalogue import OPERATIONS
+from tidings.contract.mail import HostTrace
 from tidings.errors import AuthRevoked, OutcomeUnknown, Reconnecting, StewardUnreachable, UnreachableError, UsageError
 from tidings.host import outbox_views, serialise
 from tidings.host.claims import SILENCE
 from tidings.host.http_api import ApiRoute, Scoped, seconds
 from tidings.host.routes_operator import health_of
-from tidings.wire.operations import OPERATIONS
 from tidings.wire.roster import Status
 from tidings.wire.states import TaskStatus
 
@@ -146,14 +147,15 @@ async def leave(asked: Scoped) -> Json:
     return asdict(left)
 
 
-async def trace(asked: Scoped) -> Json:
+async def trace(asked: Scoped) -> HostTrace:
     """The life of one message: where it is stored, its receipts, and its row in the outbox."""
     message_id = asked.word("id")
     if message_id is None:
         raise UsageError("name the message by its `id`")
     row = await asked.host.outbox.read(outbox_views.find, *asked.mine, message_id)
     found = await (await _endpoint(asked)).trace(message_id)
-    return _plain(found) | {"outbox": serialise.owed(row) if row else None}
+    outbox = serialise.owed(row) if row else None
+    return HostTrace(found.id, found.stored, found.receipts, found.names, outbox)
 
 
 async def status(asked: Scoped) -> Json:
@@ -163,22 +165,20 @@ async def status(asked: Scoped) -> Json:
     return {"status": told.status, "activity": told.activity, "attached": attached}
 
 
-async def control(asked: Scoped) -> Json:
-    """A question to the steward that is no more than that, as the table of operations says."""
+async def control(asked: Scoped) -> Any:
+    """Forward a request to the steward, if its declaration allows that."""
     service, do = asked.part("service"), asked.part("do")
-    operation = OPERATIONS.get((service, do))
+    operation = OPERATIONS.get(f"{service} {do}")
     if operation is None or not operation.host:
-        known = ", ".join(f"{each.service}/{each.do}" for each in OPERATIONS.values() if each.host)
+        known = ", ".join(each.name.replace(" ", "/") for each in OPERATIONS.values() if each.host)
         raise UsageError(f"the host does not pass on {service[:32]}/{do[:32]}: it does {known}")
-    arguments = await asked.fields(dict[str, Any])
-    op = arguments.pop("op", None)
+    body = await asked.fields(dict[str, Any])
+    op = body.pop("op", None)
     if op is not None and not isinstance(op, str):
         raise UsageError("`op` is the id of an operation, a text")
-    if strange := arguments.keys() - operation.arguments.keys():
-        has = ", ".join(operation.arguments) or "none"
-        raise UsageError(f"{service} {do} has no argument {', '.join(sorted(strange))[:100]}; it has {has}")
-    call = (await _endpoint(asked)).call(service, do, op=op, timeout=CALL_PATIENCE + asked.wait(), **arguments)
-    return _plain(await asked.unless_over(call))
+    request = operation.decode(body)
+    call = (await _endpoint(asked)).call(request, op=op, timeout=CALL_PATIENCE + asked.wait())
+    return await asked.unless_over(call)
 
 
 # --- tasks ---

@@ -9,10 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
-import msgspec
-
+from tidings.contract.core import Request
+from tidings.contract.links import (
+    ImportChannelsRequest,
+    ImportFacts,
+    ImportFactsRequest,
+    ImportIndexRequest,
+    ImportLinksRequest,
+    PeerProgress,
+)
 from tidings.errors import (
     BrokerUnreachable,
     HeaderRefused,
@@ -37,28 +44,13 @@ from tidings.wire.links import origin_fields
 from tidings.wire.message import MAX_PAYLOAD
 from tidings.wire.rulings import Link
 from tidings.wire.signing import SIGNATURE_HEADER, is_spelled
-from tidings.wire.subjects import ADMISSION_SERVICE, Subjects
+from tidings.wire.subjects import Subjects
 
 #: records, and bytes, that wait for their acknowledgement: a page at once
 WINDOW, WINDOW_BYTES = PAGE_RECORDS, 4 * 1024 * 1024
 #: seconds for an acknowledgement; the broker forgets it then
 PATIENCE = 5.0
-
-
-class PeerProgress(msgspec.Struct, frozen=True):
-    """How far the other space has handled our log, as it last asked. Seconds of the epoch; None: not asked, or nothing
-    waits. Lag counts sequences, if anything that is shared is among them."""
-
-    handled: int
-    asked_at: float | None
-    lag_records: int
-    waiting_since: float | None
-
-    def facts(self, now: float) -> dict[str, Any]:
-        """For people and programs."""
-        lag = max(0.0, now - self.waiting_since) if self.waiting_since is not None else 0.0
-        told = {"handled": self.handled, "asked_at": self.asked_at, "lag_records": self.lag_records}
-        return told | {"lag_seconds": round(lag, 1)}
+A = TypeVar("A")
 
 
 class LinkInForce(NamedTuple):
@@ -98,26 +90,20 @@ class LocalSpace:
         for hear in tuple(self.on_back):
             hear()
 
-    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+    async def ask(self, request: Request[A]) -> A:
         connection = await self.connection.get()
         control = ControlClient(connection, self.subjects, self.connection.user, timeout=15.0)
-        return await control.call(ADMISSION_SERVICE, do, **arguments)
+        return await control.call(request)
 
     async def links(self) -> LocalLinks:
         """Every link record in force, on or off."""
-        said = await self.ask("links")
-        rows = tuple(
-            LinkInForce(
-                msgspec.convert({"op": "-", **row}, Link), msgspec.convert(row.get("push"), PeerProgress | None)
-            )
-            for row in said["links"]
-        )
-        return LocalLinks(msgspec.convert(said, LocalFacts), rows)
+        found = await self.ask(ImportLinksRequest())
+        return LocalLinks(_facts(found), tuple(LinkInForce(row.record, row.push) for row in found.links))
 
     async def facts(self, link: str | None = None) -> tuple[LocalFacts, bool]:
         """The log as it is, what a link lets in, and whether the log takes messages."""
-        said = await self.ask("facts", after=self.acknowledged, **({"link": link} if link else {}))
-        return msgspec.convert(said, LocalFacts), said["open"]
+        found = await self.ask(ImportFactsRequest(after=self.acknowledged, link=link))
+        return _facts(found, found.agreed, found.authority or ""), found.open
 
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
         """Put a direct message of another space into the mail here, as it was signed."""
@@ -174,12 +160,12 @@ class LocalDestination:
         return found
 
     async def index(self, after: int) -> IndexPage:
-        said = await self.space.ask("index", after=after)
-        rows = tuple(IndexRow(*row) for row in said["rows"])
-        return IndexPage(epoch=said["epoch"], rows=rows, through=said["through"])
+        found = await self.space.ask(ImportIndexRequest(after=after))
+        rows = tuple(IndexRow(*row) for row in found.rows)
+        return IndexPage(epoch=found.epoch, rows=rows, through=found.through)
 
     async def unlisted(self, channels: Collection[str]) -> Collection[str]:
-        return frozenset((await self.space.ask("listed", channels=sorted(channels)))["unlisted"])
+        return frozenset((await self.space.ask(ImportChannelsRequest(tuple(sorted(channels))))).unlisted)
 
     async def admit(self, batch: Sequence[LinkAdmission], epoch: str) -> list[AdmittedAt | TidingsError]:
         done: list[AdmittedAt | TidingsError] = []
@@ -236,6 +222,19 @@ class LocalDestination:
         if not is_open:
             return LogFull(f"the log of space {name} is full, and takes no messages until there is room")
         return BrokerUnreachable(f"nobody takes what comes into space {name}: its broker is starting")
+
+
+def _facts(found: ImportFacts, agreed: int | None = None, authority: str = "") -> LocalFacts:
+    return LocalFacts(
+        space=found.space,
+        epoch=found.epoch,
+        head=found.head,
+        floor=found.floor,
+        agreed=agreed,
+        authority=authority,
+        listing=found.listing,
+        share=found.share,
+    )
 
 
 def _windows(batch: Sequence[LinkAdmission]) -> Iterator[Sequence[LinkAdmission]]:

@@ -13,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from tidings.contract.core import Request
+from tidings.contract.links import DirectoryRow, ImportDirectoryRequest, LinkRosterAnswer, LinkRosterRequest
 from tidings.errors import DeniedError, PageRefused, TidingsError
 from tidings.links import directory as book
 from tidings.links.directory import Passing, PeerPlace, ReadThrough
 from tidings.links.link_store import BookedLink
 from tidings.server.steward_keys import followed_key
-from tidings.wire.link_exchange import PEOPLE_PER_PAGE, PeoplePage, Person, read_people, read_statement
+from tidings.wire.link_exchange import PEOPLE_PER_PAGE, Person, read_statement
 from tidings.wire.rulings import Link
 from tidings.wire.subjects import Subjects
 
@@ -30,12 +32,13 @@ from tidings.wire.subjects import Subjects
 MOST_PAGES = 64
 #: of the rows of one request to our own steward, which takes 128 KiB with whatever else is in it
 ROWS_BYTES = 64 * 1024
+A = TypeVar("A")
 
 
 class AskedSteward(Protocol):
     """A steward that answers a worker: ours, or the one of a linked space."""
 
-    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]: ...
+    async def ask(self, request: Request[A]) -> A: ...
 
 
 class AskedPeer(AskedSteward, Protocol):
@@ -91,7 +94,7 @@ class PeopleRound:
     async def _read(self) -> None:
         for _ in range(MOST_PAGES):
             read = await self._jobs.read(lambda c: book.read_through(c, self.place))
-            page = read_people(await self._peer.ask("roster", after=read.through, key=read.key))
+            page = await self._peer.ask(LinkRosterRequest(after=read.through, key=read.key))
             key = page.key if page.key == read.key else self._followed(page)
             if (page.epoch, key) != (read.epoch, read.key):
                 await self._jobs.write(partial(book.begin_again, place=self.place, epoch=page.epoch, key=key))
@@ -109,13 +112,15 @@ class PeopleRound:
                     await self._jobs.write(partial(book.drop_stale, place=self.place))
                 return
 
-    def _followed(self, page: PeoplePage) -> str:
+    def _followed(self, page: LinkRosterAnswer) -> str:
         record = self._record
         if record.steward is None:
             raise PageRefused(
                 f"link {record.link} does not say which key its other space is ruled by: agree on it anew"
             )
-        found = followed_key(self._peer.subjects, record.origin, record.steward, page.rotations).key
+        found = followed_key(
+            self._peer.subjects, record.origin, record.steward, map(msgspec.to_builtins, page.rotations)
+        ).key
         if found != page.key:
             whose = record.space or record.origin
             raise PageRefused(
@@ -124,7 +129,7 @@ class PeopleRound:
             )
         return found
 
-    def _verified(self, page: PeoplePage, after: int, key: str) -> list[Person]:
+    def _verified(self, page: LinkRosterAnswer, after: int, key: str) -> list[Person]:
         record = self._record
         people = [read_statement(each, record.origin, key, record.link) for each in page.people]
         seqs = [after, *(each.seq for each in people)]
@@ -140,26 +145,34 @@ class PeopleRound:
         gone = await self._jobs.read(lambda c: book.gone(c, self.place))
         link, passes = self._record.link, await self.passing()
         version = book.version_of(known, gone, hidden=hidden, passes=passes)
-        if (await self._local.ask("people", link=link, version=version))["version"] == version:
+        if (await self._local.ask(ImportDirectoryRequest(link, version))).version == version:
             return
         refused: list[str] = []
         after = 0
         for rows in row_pages(known):
             more = after + len(rows) < len(known)
-            asked = {"people": rows, "after": after, "more": more, "gone": [] if more else gone}
-            asked |= {"hidden": hidden, **passes._asdict()}
-            said = await self._local.ask("people", link=link, version=version, **asked)
-            refused += said["refused"]
+            request = ImportDirectoryRequest(
+                link=link,
+                version=version,
+                people=tuple(rows),
+                after=after,
+                more=more,
+                gone=() if more else tuple(gone),
+                hidden=hidden,
+                direct=passes.direct,
+                tasks=passes.tasks,
+            )
+            refused += (await self._local.ask(request)).refused
             after += len(rows)
         self._taken = tuple(refused)
 
 
-def row_pages(known: Sequence[Person]) -> Iterator[list[dict[str, Any]]]:
+def row_pages(known: Sequence[Person]) -> Iterator[list[DirectoryRow]]:
     """Rows for our own steward, as many at once as it takes; one page at least."""
-    page: list[dict[str, Any]] = []
+    page: list[DirectoryRow] = []
     size = 0
     for each in known:
-        row = {"id": each.id, "name": each.name, "roles": list(each.roles)}
+        row = DirectoryRow(each.id, each.name, each.roles)
         length = len(msgspec.json.encode(row)) + 1
         if page and (size + length > ROWS_BYTES or len(page) == PEOPLE_PER_PAGE):
             yield page

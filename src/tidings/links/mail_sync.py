@@ -27,6 +27,16 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
+from tidings.contract.links import (
+    ImportedMailRequest,
+    ImportMailRequest,
+    ImportReceiptsAnswer,
+    ImportReceiptsRequest,
+    LinkMailAnswer,
+    LinkMailRequest,
+    LinkReceiptsRequest,
+    MailOffer,
+)
 from tidings.errors import MailboxFull, PageRefused, TidingsError, WireError
 from tidings.links import mail_store
 from tidings.links.directory import PeerPlace
@@ -39,8 +49,8 @@ from tidings.wire.link_exchange import (
     MAIL_PER_PAGE,
     RECEIPTS_AT_ONCE,
     LinkedMail,
-    MailPage,
-    read_mail,
+    ToldReceipt,
+    check_mail,
 )
 from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.records import Stamp
@@ -135,19 +145,19 @@ class MailRound:
             raise
         await self._tell()
 
-    async def _receipts(self) -> tuple[MailState, dict[str, Any]]:
+    async def _receipts(self) -> tuple[MailState, ImportReceiptsAnswer]:
         """What became of mail here since it was last told. What was let in is known to be here when this returns."""
         known = await self._ledger.read(lambda c: mail_store.state(c, self.place))
-        asked = {"epoch": known.told_epoch, "after": known.told_through, "mark": known.told_mark}
-        said = await self._local.ask("receipts", **asked)
-        if said["epoch"] != known.told_epoch:
-            await self._ledger.write(partial(mail_store.begin_again, place=self.place, epoch=str(said["epoch"])))
+        request = ImportReceiptsRequest(epoch=known.told_epoch, after=known.told_through, mark=known.told_mark)
+        found = await self._local.ask(request)
+        if found.epoch != known.told_epoch:
+            await self._ledger.write(partial(mail_store.begin_again, place=self.place, epoch=found.epoch))
             self._settled, self._look = False, None
-        if said["broker"] != known.broker:
-            await self._look_for_lost(str(said["broker"]))
-        if (said["epoch"], said["broker"]) != (known.told_epoch, known.broker):
+        if found.broker != known.broker:
+            await self._look_for_lost(found.broker)
+        if (found.epoch, found.broker) != (known.told_epoch, known.broker):
             self._looked_for.clear()  # the steward was told of what may be lost
-        return known, said
+        return known, found
 
     async def _look_for_lost(self, broker: str) -> None:
         """Another process may not have what the one before acknowledged. Only what the other space may still have
@@ -156,9 +166,9 @@ class MailRound:
         lost: list[MailKey] = []
         for start in range(0, len(keys), MAIL_PER_PAGE):
             part = keys[start : start + MAIL_PER_PAGE]
-            rows = [_row(*key) for key in part]
-            said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=True)
-            lost += [key for key, verdict in zip(part, said["verdicts"], strict=True) if verdict != "have"]
+            offers = tuple(MailOffer(*key) for key in part)
+            found = await self._local.ask(ImportMailRequest(link=self._record.link, mail=offers, anew=True))
+            lost += [key for key, verdict in zip(part, found.verdicts, strict=True) if verdict != "have"]
         await self._ledger.write(partial(mail_store.lose, place=self.place, lost=lost, broker=broker))
         if lost:
             self._settled, self._look = False, None
@@ -195,12 +205,13 @@ class MailRound:
                 self._look = look if look.words else None
                 return
 
-    async def _page(self, look: _MailLook) -> MailPage:
+    async def _page(self, look: _MailLook) -> LinkMailAnswer:
         """What follows the newest record that the other space still has of those we remember."""
         claims = await self._claims(look)
         asked = look.through if claims else 0
-        marks = {"marks": [[each.seq, each.mark] for each in claims]} if claims else {}
-        page = read_mail(await self._peer.ask("mail", epoch=look.epoch, people=look.people, after=asked, **marks))
+        request = LinkMailRequest(epoch=look.epoch, people=look.people, after=asked, marks=tuple(claims))
+        page = await self._peer.ask(request)
+        check_mail(page.mail)
         is_same = page.epoch == look.epoch
         if page.after > asked:
             raise PageRefused("the other space hands out its mail from behind what it was asked for")
@@ -218,7 +229,7 @@ class MailRound:
         found = await self._ledger.read(lambda c: mail_store.claims(c, self.place, look.through))
         return sorted({*seen, *found}, key=lambda each: each.seq, reverse=True)[:CLAIMS_AT_ONCE]
 
-    async def _handle(self, page: MailPage, look: _MailLook, known: MailState) -> None:
+    async def _handle(self, page: LinkMailAnswer, look: _MailLook, known: MailState) -> None:
         signed = [each for each in page.mail if each.is_signed(self._record.origin)]
         opened = [(each, _handled(each)) for each in signed]
         offered = {found.key: found for _, found in opened if found.outcome == "had"}
@@ -252,8 +263,8 @@ class MailRound:
             reach("link.mail.committed")
         if failure is not None:
             raise failure
-        if let_in := [_row(*each.key) for each in done if each.outcome != "refused"]:
-            await self._local.ask("took", mail=let_in)
+        if let_in := tuple(MailOffer(*each.key) for each in done if each.outcome != "refused"):
+            await self._local.ask(ImportedMailRequest(let_in))
 
     async def _offer(
         self, fresh: Sequence[tuple[LinkedMail, HandledMail]], look: _MailLook, done: list[HandledMail]
@@ -261,21 +272,21 @@ class MailRound:
         """Let in what may come, one after the other; what became of each is added to `done`."""
         if not fresh:
             return
-        rows = [_row(*found.key) | {"size": len(mail.payload)} for mail, found in fresh]
+        offers = tuple(MailOffer(*found.key, size=len(mail.payload)) for mail, found in fresh)
         pairs = {(mail.sender, mail.to) for mail, _ in fresh}
         under_way = fresh[0][0]
         try:
             anew = not pairs <= self._looked_for
-            said = await self._local.ask("mail", link=self._record.link, mail=rows, anew=anew)
+            answer = await self._local.ask(ImportMailRequest(link=self._record.link, mail=offers, anew=anew))
             self._looked_for |= pairs
-            for (mail, found), verdict in zip(fresh, said["verdicts"], strict=True):
+            for (mail, found), verdict in zip(fresh, answer.verdicts, strict=True):
                 under_way = mail
                 if verdict.startswith("wait") or (verdict == "take" and (mail.sender, mail.to) in look.late):
                     look.hold(mail, verdict)
                 elif verdict == "have":
                     done.append(found)
                 elif verdict == "take":
-                    done.append(await self._let_in(mail, found, int(said["agreed"])))
+                    done.append(await self._let_in(mail, found, answer.agreed))
                 else:
                     done.append(found.refused(verdict.removeprefix("no: ")))
         except TidingsError:
@@ -307,38 +318,37 @@ class MailRound:
         await self._tell_refused()
         for _ in range(MOST_PAGES):
             known, said = await self._receipts()
-            keys = [(each["sender"], each["id"], each["to"]) for each in said["receipts"]]
+            keys = [(each.sender, each.id, each.to) for each in said.receipts]
             seqs = await self._ledger.read(partial(mail_store.seqs_of, place=self.place, keys=keys))
-            rows = list(zip(said["receipts"], keys, strict=True))
-            told_of = [(_row(*key), each, seqs[key]) for each, key in rows if key in seqs]
-            await self._say([{**row, "stage": it["stage"], "why": it["why"], "seq": seq} for row, it, seq in told_of])
-            epoch, told = str(said["epoch"]), Stamp(int(said["through"]), str(said["mark"]))
+            rows = list(zip(said.receipts, keys, strict=True))
+            await self._say([ToldReceipt(*key, it.stage, seqs[key], it.why) for it, key in rows if key in seqs])
+            epoch, told = said.epoch, Stamp(said.through, said.mark)
             # what is told of a message without a row may be of one that came in and was not written down yet
             unknown = next((n for n, (_, key) in enumerate(rows) if key not in seqs and not self._settled), None)
             if unknown is not None:
-                from_there = Stamp(known.told_through, known.told_mark) if said["after"] else Stamp(0, "")
+                from_there = Stamp(known.told_through, known.told_mark) if said.after else Stamp(0, "")
                 last = rows[unknown - 1][0]
-                told = Stamp(int(last["n"]), str(last["mark"])) if unknown else from_there
+                told = Stamp(last.n, last.mark) if unknown else from_there
             if (epoch, told.seq, told.mark) != known[3:6] or seqs:
                 moved = partial(mail_store.move_told, place=self.place, epoch=epoch, told=told, ended=list(seqs))
                 await self._ledger.write(moved)
-            if unknown is not None or not said["more"]:
+            if unknown is not None or not said.more:
                 return
 
     async def _tell_refused(self) -> None:
         due = await self._ledger.read(lambda c: mail_store.refused(c, self.place, RECEIPTS_AT_ONCE))
         stage = ReceiptStage.UNDELIVERABLE
-        await self._say([{**_row(*each.key), "stage": stage, "seq": each.seq, "why": each.why} for each in due])
+        await self._say([ToldReceipt(*each.key, stage, each.seq, each.why) for each in due])
         if due:
             await self._ledger.write(lambda c: mail_store.note_told(c, self.place, [each.key for each in due]))
 
-    async def _say(self, told: list[dict[str, Any]]) -> None:
+    async def _say(self, told: Sequence[ToldReceipt]) -> None:
         """It answers by number what it does not believe; that is over. It fails while it cannot know: that is not."""
         for start in range(0, len(told), RECEIPTS_AT_ONCE):
-            await self._peer.ask("told", receipts=told[start : start + RECEIPTS_AT_ONCE])
+            await self._peer.ask(LinkReceiptsRequest(tuple(told[start : start + RECEIPTS_AT_ONCE])))
 
 
-def _check(page: MailPage) -> None:
+def _check(page: LinkMailAnswer) -> None:
     """It goes on from where it says, in order."""
     seqs = [page.after, *(each.seq for each in page.mail)]
     rising = all(one < other for one, other in pairwise(seqs))
@@ -354,7 +364,3 @@ def _handled(mail: LinkedMail) -> HandledMail:
     except WireError as error:
         name = hashlib.sha256(mail.payload).hexdigest()[:32]
         return HandledMail(mail.sender, name, mail.to, mail.seq, "had", mark=mail.mark).refused(str(error))
-
-
-def _row(sender: str, mid: str, to: str) -> dict[str, Any]:
-    return {"sender": sender, "id": mid, "to": to}

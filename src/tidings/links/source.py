@@ -10,14 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from tidings.contract.core import Request
+from tidings.contract.links import (
+    LinkBucketsRequest,
+    LinkDigestRequest,
+    LinkFetchRequest,
+    LinkHelloRequest,
+    LinkIdsRequest,
+    LinkPageAnswer,
+    LinkPageRequest,
+)
 from tidings.errors import (
     AuthRevoked,
     ConflictError,
@@ -30,20 +40,20 @@ from tidings.errors import (
     StewardUnreachable,
     TidingsError,
     UnreachableError,
+    WireError,
 )
 from tidings.links.compare import ComparisonLimits
 from tidings.links.connection import LinkConnection
 from tidings.links.ports import Fetched, PeerFacts, Prepare
 from tidings.nats import jwt
 from tidings.nats.client import Connection
-from tidings.rpc.control import request_body
+from tidings.rpc.control import encode_request
 from tidings.util.private_files import read_private, write_private
 from tidings.util.task_ends import end_tasks
-from tidings.wire.digests import BucketsAnswer, Digest, DigestAnswer, IdsAnswer
-from tidings.wire.link_exchange import LONGEST, read_page, read_records
+from tidings.wire.digests import BucketsAnswer, Digest, DigestAnswer, IdsAnswer, RecordIdentity
+from tidings.wire.link_exchange import LinkedRow
 from tidings.wire.links import LinkedRecord, LinkPage, Token
-from tidings.wire.operations import MOST
-from tidings.wire.subjects import LINK_SERVICE, Subjects
+from tidings.wire.subjects import Subjects
 
 #: seconds for an answer; a page of a busy space may wait for another one's
 PATIENCE = 15.0
@@ -56,19 +66,18 @@ RENEW_EVERY = 240.0
 #: seconds for which a page that was asked for ahead is what the other space would say
 AHEAD_FOR = 10.0
 _MOST_WORDS = 300
-#: characters of a token that is kept
-_MOST_TOKEN = 20_000
+A = TypeVar("A")
 log = logging.getLogger(__name__)
 
 
-class _Refusal(msgspec.Struct):
+class _PeerRefusal(msgspec.Struct):
     code: str = ""
     message: str = ""
 
 
 class _PeerAnswer(msgspec.Struct):
     ok: bool
-    error: _Refusal = msgspec.field(default_factory=_Refusal)
+    error: _PeerRefusal = msgspec.field(default_factory=_PeerRefusal)
 
 
 class _Ahead(NamedTuple):
@@ -133,15 +142,8 @@ class PeerSource:
     # --- what the engine asks ---
 
     async def hello(self) -> PeerFacts:
-        answer = await self.ask("hello")
-        try:
-            said = self.said = msgspec.convert(answer, PeerFacts)
-        except msgspec.ValidationError as error:
-            raise PageRefused(f"the other space does not say what it is: {str(error)[:_MOST_WORDS]}") from error
-        if not (0 <= said.head <= MOST and 0 <= said.floor <= MOST):
-            raise PageRefused("the other space names a sequence that no log has")
-        if max(len(said.space), len(said.epoch)) > LONGEST or len(said.jwt) > _MOST_TOKEN:
-            raise PageRefused("the other space says what it is at greater length than any does")
+        answer = await self.ask(LinkHelloRequest())
+        said = self.said = msgspec.convert(answer, PeerFacts, from_attributes=True)
         self._said_at = time.monotonic()
         self._renew(said.jwt)
         return said
@@ -160,8 +162,10 @@ class PeerSource:
         return page
 
     async def _page(self, token: Token, limit: int, handled: int) -> LinkPage:
-        asked = {"space": token.space, "epoch": token.epoch, "after": token.seq, "mark": token.mark}
-        return read_page(await self.ask("page", **asked, limit=limit, handled=handled))
+        request = LinkPageRequest(
+            space=token.space, epoch=token.epoch, after=token.seq, mark=token.mark, limit=limit, handled=handled
+        )
+        return read_page(await self.ask(request))
 
     async def _page_behind(self, token: Token, limit: int, handled: int) -> LinkPage:
         page = await self._page(token, limit, handled)
@@ -182,12 +186,10 @@ class PeerSource:
     async def fetch(self, seqs: Sequence[int]) -> Fetched:
         if self._ahead is not None:
             await asyncio.wait({self._ahead.asking})
-        said = await self.ask("fetch", seqs=list(seqs))
-        missing, epoch = said.get("missing"), said.get("epoch")
-        known = isinstance(missing, list) and all(type(each) is int and each in seqs for each in missing)
-        if not isinstance(epoch, str) or not known:
-            raise MalformedRecord("the other space says nothing of the records it was asked for")
-        return Fetched(epoch=epoch, records=read_records(said.get("records")), missing=tuple(missing or ()))
+        found = await self.ask(LinkFetchRequest(tuple(seqs)))
+        if not all(each in seqs for each in found.missing):
+            raise MalformedRecord("the other space lists records as missing that it was not asked for")
+        return Fetched(epoch=found.epoch, records=read_records(found.records), missing=found.missing)
 
     # --- what comparing asks (`links/compare.py`) ---
 
@@ -203,56 +205,61 @@ class PeerSource:
         channels: dict[str, dict[str, Digest]] = {}
         after, floor, pairs = ("", ""), None, 0
         while True:
-            asked = {"through": through, "after": list(after)}
-            page = DigestAnswer.decode(await self._ask_until_made("digest", **asked))
+            page = await self._ask_until_made(LinkDigestRequest(through, after))
             if floor not in (None, page.floor):
                 return None
             floor = page.floor
             for channel, days in sorted(page.channels.items()):
-                for day, digest in sorted(days.items()):
+                for day, row in sorted(days.items()):
                     if (channel, day) <= after:
                         raise MalformedDigest(f"the digest comes to {channel[:80]!r} on {day[:80]!r} a second time")
                     after, pairs = (channel, day), pairs + 1
-                    channels.setdefault(channel, {})[day] = digest
+                    channels.setdefault(channel, {})[day] = Digest.decode(row)
             if pairs > MOST_PAIRS or (page.more and not page.channels):
                 raise MalformedDigest(f"the digest has more than {MOST_PAIRS:,} days of channels, or does not go on")
             if not page.more:
                 return DigestAnswer(page.floor, page.through, channels)
 
     async def buckets(self, channel: str, day: str, through: int) -> BucketsAnswer:
-        return BucketsAnswer.decode(await self._ask_until_made("buckets", channel=channel, day=day, through=through))
+        found = await self._ask_until_made(LinkBucketsRequest(channel, day, through))
+        return BucketsAnswer(found.floor, found.through, tuple(map(Digest.decode, found.buckets)))
 
     async def ids(self, channel: str, day: str, buckets: Sequence[int], through: int, after: int) -> IdsAnswer:
-        asked = {"channel": channel, "day": day, "buckets": list(buckets), "through": through, "after": after}
-        return IdsAnswer.decode(await self._ask_until_made("ids", **asked))
+        request = LinkIdsRequest(channel=channel, day=day, buckets=tuple(buckets), through=through, after=after)
+        found = await self._ask_until_made(request)
+        return IdsAnswer(found.floor, found.through, tuple(map(RecordIdentity.decode, found.ids)), found.more)
 
     # --- asking ---
 
-    async def _ask_until_made(self, do: str, **arguments: Any) -> dict[str, Any]:
+    async def _ask_until_made(self, request: Request[A]) -> A:
         """A digest of much takes several questions: each goes on where the one before ended."""
         deadline = time.monotonic() + DIGEST_WITHIN
         while True:
             try:
-                return await self.ask(do, **arguments)
+                return await self.ask(request)
             except _Busy as error:
                 if time.monotonic() >= deadline:
                     raise StewardUnreachable(f"the digest was not made in time ({error})") from error
             await asyncio.sleep(DIGEST_PAUSE)
 
-    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        who = f"space {self.subjects.space}"
-        subject = self.subjects.control(LINK_SERVICE, self.connection.user)
+    async def ask(self, request: Request[A]) -> A:
+        """Returns the answer of the linked space. Raises a WireError if it is not one that stewards give."""
+        who, do = f"space {self.subjects.space}", request.operation.verb
+        subject = self.subjects.control(request.operation.service, self.connection.user)
         try:
-            message = await self.connection.ask(subject, request_body(do, None, arguments), who, self.patience)
+            message = await self.connection.ask(subject, encode_request(request, None), who, self.patience)
         except AuthRevoked as error:
             raise self._cut_off(who) from error
         try:
             said = msgspec.json.decode(message.data, type=_PeerAnswer)
-            if said.ok:
-                return dict(msgspec.json.decode(message.data))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise PageRefused(f"the answer of {who} to `{do}` is not one that stewards give") from error
-        raise _refused(said.error, who, do)
+        if not said.ok:
+            raise _refused(said.error, who, do)
+        try:
+            return request.operation.read_answer(message.data)  # type: ignore[no-any-return]
+        except (WireError, RecursionError) as error:
+            raise _MALFORMED.get(do, MalformedRecord)(f"{who}: {_printable(str(error))}") from error
 
     # --- its credential ---
 
@@ -290,10 +297,9 @@ class _Busy(StewardUnreachable):
     """Asked again, it may be answered."""
 
 
-def _refused(said: _Refusal, who: str, do: str) -> TidingsError:
+def _refused(said: _PeerRefusal, who: str, do: str) -> TidingsError:
     """What a refusal means to us, whatever it calls itself."""
-    words = "".join(each if each.isprintable() else "?" for each in said.message)[:_MOST_WORDS]
-    text = f"{who} refuses `{do}`: {words}"
+    text = f"{who} refuses `{do}`: {_printable(said.message)}"
     if said.code in _CODES_OF_DENIAL:
         return EndedThere(text) if do in _OF_THE_LOG else DeniedError(text)
     if said.code == ConflictError.code:
@@ -305,11 +311,38 @@ def _refused(said: _Refusal, who: str, do: str) -> TidingsError:
     return PageRefused(f"{text} ({said.code[:40]})")
 
 
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text[:_MOST_WORDS])
+
+
+def read_page(answer: LinkPageAnswer) -> LinkPage:
+    """Returns the page in an answer. Raises MalformedRecord if a record in it cannot be kept."""
+    return LinkPage(
+        records=read_records(answer.records),
+        through=answer.through,
+        head=answer.head,
+        floor=answer.floor,
+        gap=answer.gap,
+        granted=answer.granted,
+    )
+
+
+def read_records(rows: Iterable[LinkedRow]) -> tuple[LinkedRecord, ...]:
+    return tuple(each.record for each in rows)
+
+
 def _codes_below(root: type[TidingsError]) -> frozenset[str]:
     return frozenset([root.code, *(code for each in root.__subclasses__() for code in _codes_below(each))])
 
 
 _CODES_OF_DENIAL = _codes_below(DeniedError)
+#: what an invalid answer is to callers; of other operations it is a MalformedRecord
+_MALFORMED: Mapping[str, type[WireError]] = {
+    "hello": PageRefused,
+    "digest": MalformedDigest,
+    "buckets": MalformedDigest,
+    "ids": MalformedDigest,
+}
 #: whoever is denied these has no link there that is on
 _OF_THE_LOG = frozenset({"hello", "page", "fetch", "digest", "buckets", "ids"})
 #: also what failed there for no reason that concerns us

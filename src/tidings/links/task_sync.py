@@ -16,13 +16,22 @@ other space hands out again what it hears nothing of. Rows are kept for each pee
 
 from __future__ import annotations
 
-import base64
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
+from msgspec.structs import replace
+
+from tidings.contract.links import (
+    ImportProgressRequest,
+    ImportTasksRequest,
+    LinkProgressRequest,
+    LinkTasksRequest,
+    TaskOffer,
+    TaskProgress,
+)
 from tidings.errors import (
     LogFull,
     MailboxFull,
@@ -37,7 +46,7 @@ from tidings.links.directory import PeerPlace
 from tidings.links.directory_sync import AskedSteward
 from tidings.links.link_store import BookedLink, milliseconds
 from tidings.util.failpoints import reach
-from tidings.wire.link_exchange import AGE_HEADER, PART_BYTES, TASKS_PER_PAGE, LinkedTask, read_tasks
+from tidings.wire.link_exchange import AGE_HEADER, PART_BYTES, TASKS_PER_PAGE, LinkedTask, ToldTask, read_tasks
 from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.rulings import Link
 from tidings.wire.seal import readers_of
@@ -185,7 +194,7 @@ class _ToTell(NamedTuple):
     """What the other space is told of a task, and the row as it is once that was heard."""
 
     task: BookedTask
-    row: dict[str, Any]
+    row: ToldTask
     told: str
 
 
@@ -230,20 +239,20 @@ class TaskRound:
         told = [_refusal(each) for each in tasks if each.state == "refused"]
         asked = [each for each in tasks if each.state != "refused"]
         while asked:
-            rows = [{"sender": each.sender, "id": each.id, "seq": each.local_seq} for each in asked]
-            said = (await self._local.ask("progress", tasks=rows))["tasks"]
+            offers = tuple(TaskOffer(sender=each.sender, id=each.id, seq=each.local_seq) for each in asked)
+            said = (await self._local.ask(ImportProgressRequest(offers))).tasks
             if not said:
                 break
             for each, row in zip(asked, said, strict=False):
-                if str(row["state"]) == TaskStatus.UNKNOWN and each.state == "open":
+                if row.state is TaskStatus.UNKNOWN and each.state == "open":
                     # the queue was set back; whoever handed it out does so again
                     await self._ledger.write(partial(drop_task, place=self.place, task=each))
                 elif (words := _progress(each, row)) is not None:
                     told.append(words)
             asked = asked[len(said) :]
-        await self._say([each for each in told if "result" not in each.row])
+        await self._say([each for each in told if not each.row.result])
         for large in told:
-            if "result" in large.row:  # as large as one request may be
+            if large.row.result:  # as large as one request may be
                 await self._say([large])
 
     async def _say(self, told: Sequence[_ToTell]) -> None:
@@ -252,9 +261,9 @@ class TaskRound:
         if not told:
             return
         for rows in zip(*map(_in_parts, (each.row for each in told)), strict=True):
-            answer = await self._peer.ask("progress", tasks=list(rows))
+            answer = await self._peer.ask(LinkProgressRequest(rows))
         reach("link.task.told")
-        later = set(answer["later"])
+        later = set(answer.later)
         now = [each.task._replace(told="" if number in later else each.told) for number, each in enumerate(told)]
         await self._ledger.write(partial(note_told, place=self.place, tasks=now, now=milliseconds()))
         if late := [each for number, each in enumerate(told) if number in later]:
@@ -274,8 +283,9 @@ class TaskRound:
                 return
             full = [sender for sender, count in here.askers.items() if count >= MOST_EACH]
             busy = [role for role, count in here.roles.items() if count >= MOST_OF_ROLE]
-            asked = {"room": min(room, TASKS_PER_PAGE), "without": full, "busy": busy}
-            page = read_tasks(await self._peer.ask("tasks", **asked))
+            request = LinkTasksRequest(min(room, TASKS_PER_PAGE), without=tuple(full), busy=tuple(busy))
+            answer = await self._peer.ask(request)
+            page = read_tasks(answer.tasks, more=answer.more)
             self._forged += page.unread
             if not await self._handle(page.tasks[:room], here) or not page.more:
                 return
@@ -316,12 +326,9 @@ class TaskRound:
     async def _offer(self, fresh: Sequence[_Fetched], done: list[BookedTask]) -> None:
         if not fresh:
             return
-        rows = [
-            {"sender": each.task.sender, "id": each.id, "role": each.task.role, "readers": list(each.readers)}
-            for each in fresh
-        ]
-        said = await self._local.ask("tasks", link=self._record.link, tasks=rows)
-        for each, verdict in zip(fresh, said["verdicts"], strict=True):
+        offers = tuple(TaskOffer(each.task.sender, each.id, each.task.role, each.readers) for each in fresh)
+        answer = await self._local.ask(ImportTasksRequest(self._record.link, offers))
+        for each, verdict in zip(fresh, answer.verdicts, strict=True):
             became = partial(BookedTask, each.task.sender, each.id, each.task.seq, role=each.task.role)
             if verdict.startswith("wait"):
                 self._waits = self._waits or verdict.removeprefix("wait: ")
@@ -331,7 +338,7 @@ class TaskRound:
                 done.append(became("refused", verdict.removeprefix("no: ")[:200]))
             else:
                 try:
-                    place = await self._put(each, int(said["agreed"]))
+                    place = await self._put(each, answer.agreed)
                 except (MailboxFull, LogFull) as error:
                     self._waits = self._waits or str(error)
                 except WireError as error:
@@ -351,32 +358,30 @@ class TaskRound:
 
 
 def _refusal(task: BookedTask) -> _ToTell:
-    return _ToTell(
-        task, _named(task) | {"state": TaskStatus.DEAD, "cause": TaskCause.FAILED, "why": task.why}, "refused"
-    )
+    return _ToTell(task, _row(task, TaskStatus.DEAD, cause=TaskCause.FAILED, why=task.why), "refused")
 
 
-def _progress(task: BookedTask, row: Mapping[str, Any]) -> _ToTell | None:
+def _progress(task: BookedTask, found: TaskProgress) -> _ToTell | None:
     """What there is to tell of a task; None if it was told as it is, not long ago."""
-    state, over = str(row["state"]), task._replace(state="ended")
+    state, over = found.state, task._replace(state="ended")
+    worker, attempt = found.worker or "", found.attempt or 0
     if state in (TaskStatus.QUEUED, TaskStatus.CLAIMED):
-        worker, attempt = str(row.get("worker", "")), int(row.get("attempt", 0))
         told = f"{state} {worker} {attempt}"
         if told == task.told and milliseconds() - task.told_at < TELL_AGAIN:
             return None
-        return _ToTell(task, _named(task) | {"state": state, "worker": worker, "attempt": attempt}, told)
-    if state == TaskStatus.DONE:
-        facts = {name: row[name] for name in ("worker", "attempt", "result", "sig") if name in row}
-        return _ToTell(over, _named(task) | {"state": state, **facts}, state)
-    if state == TaskStatus.DEAD:
-        facts = {name: row[name] for name in ("attempt", "cause", "why") if name in row}
-        return _ToTell(over, _named(task) | {"state": state, **facts}, state)
-    why = "what became of it there is not kept any more"
-    return _ToTell(over, _named(task) | {"state": TaskStatus.DEAD, "cause": TaskCause.FAILED, "why": why}, state)
+        return _ToTell(task, _row(task, state, worker=worker, attempt=attempt), told)
+    if state is TaskStatus.DONE:
+        row = _row(task, state, worker=worker, attempt=attempt, result=found.result or b"", sig=found.sig or "")
+    elif state is TaskStatus.DEAD:
+        row = _row(task, state, attempt=attempt, cause=found.cause or "", why=found.why or "")
+    else:
+        why = "what became of it there is not kept any more"
+        row = _row(task, TaskStatus.DEAD, cause=TaskCause.FAILED, why=why)
+    return _ToTell(over, row, state)
 
 
-def _named(task: BookedTask) -> dict[str, Any]:
-    return {"sender": task.sender, "id": task.id, "seq": task.seq}
+def _row(task: BookedTask, state: TaskStatus, **fields: Any) -> ToldTask:
+    return ToldTask(sender=task.sender, id=task.id, seq=task.seq, state=state, **fields)
 
 
 def _fitting(tasks: Sequence[_Fetched], here: OpenTasks) -> list[_Fetched]:
@@ -393,11 +398,10 @@ def _fitting(tasks: Sequence[_Fetched], here: OpenTasks) -> list[_Fetched]:
     return list(found.values())
 
 
-def _in_parts(row: dict[str, Any]) -> list[dict[str, Any]]:
+def _in_parts(row: ToldTask) -> list[ToldTask]:
     """What is told of a task, in as many requests as its result takes."""
-    result = base64.b64decode(row.get("result", ""))
-    parts = [result[start : start + PART_BYTES] for start in range(0, len(result), PART_BYTES)] or [b""]
-    if len(parts) == 1:
+    result = row.result
+    parts = [result[start : start + PART_BYTES] for start in range(0, len(result), PART_BYTES)]
+    if len(parts) < 2:
         return [row]
-    told = ({"result": base64.b64encode(each).decode(), "part": number} for number, each in enumerate(parts))
-    return [{**row, **each, "parts": len(parts)} for each in told]
+    return [replace(row, result=each, part=number, parts=len(parts)) for number, each in enumerate(parts)]

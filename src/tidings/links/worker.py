@@ -19,9 +19,10 @@ import msgspec
 
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import LinkPeers, PeerAccess
+from tidings.contract.links import PeerProgress
 from tidings.errors import StoreBusy, TidingsError, UsageError, WorkerUnreachable
 from tidings.links.definition import definition_of, secret_of, takes_something
-from tidings.links.destination import LocalLinks, PeerProgress
+from tidings.links.destination import LocalLinks
 from tidings.links.events import LinkEvent, Listener, Listeners, PushAdvanced, line_of
 from tidings.links.link_store import BookedLink, milliseconds, opened
 from tidings.links.local_socket import LocalServer, ask

@@ -10,11 +10,13 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+import msgspec
 from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 
 from tidings.client.interface import Left
 from tidings.client.message_json import Json
+from tidings.contract.channels import ChannelRow
 from tidings.mcp.ids import short
 from tidings.mcp.presenting import Fence, moment, neutral, neutral_data, on_a_line, quoted, shortened
 from tidings.mcp.schemas import plain
@@ -317,7 +319,7 @@ def next_steps(unread: bool, roles: Sequence[str], held: Sequence[str], to_join:
     return [*steps, "who and channels: see who is here and where they talk"]
 
 
-def to_join(channels: Sequence[Json], joined: Sequence[str], may_read: Sequence[str]) -> list[str]:
+def to_join(channels: Sequence[ChannelRow], joined: Sequence[str], may_read: Sequence[str]) -> list[str]:
     """Channels that are used, or named in what one may read, and that one is not in."""
     named = [each.name for each in map(channel, channels)] + [each for each in may_read if is_channel(each)]
     return [name for name in dict.fromkeys(named) if not covers_any(joined, name)]
@@ -401,8 +403,8 @@ def agent_line(agent: AgentLine) -> str:
 NOT_SHOWN = ("own", "replay", "replay_window")
 
 
-def channel(facts: Json) -> ChannelLine:
-    known = neutral_data(facts)
+def channel(row: ChannelRow) -> ChannelLine:
+    known = neutral_data(msgspec.to_builtins(row))
     name, joined = on_a_line(str(known.pop("channel"))), bool(known.pop("joined", False))
     told = {key: value for key, value in known.items() if value is not None and key not in NOT_SHOWN}
     return ChannelLine(name=name, joined=joined, facts=told)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
+import msgspec
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
@@ -20,6 +21,7 @@ from tidings.client.host_endpoint import HostEndpoint
 from tidings.client.interface import Receipt
 from tidings.client.message_json import Json, job_json, message_json
 from tidings.client.tasks import Job
+from tidings.contract.channels import ChannelRow
 from tidings.errors import AuthRevoked, OutcomeUnknown, UnknownMessage, UnreachableError, UsageError
 from tidings.mcp import answers
 from tidings.mcp.advice import advice
@@ -104,7 +106,7 @@ class Tools:
         )
         return result(found, answers.orientation(found))
 
-    async def _of_the_space(self) -> tuple[list[Json], list[str], Json, list[str]]:
+    async def _of_the_space(self) -> tuple[list[ChannelRow], list[str], Json, list[str]]:
         """The channels, which are joined, and what may be done; or why they cannot be told."""
         try:
             channels, joined = await self.agent.channels(), await self.agent.memberships()
@@ -253,7 +255,7 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.Trace]:
         """The life of one message: where it is stored, who got it, who read it, and when."""
         whole = await self.ids.message(id)
-        facts = short_in(neutral_data(await self.agent.trace(whole)))
+        facts = short_in(neutral_data(msgspec.to_builtins(await self.agent.trace(whole))))
         if not any(facts.get(name) for name in ("stored", "receipts", "outbox")):
             raise UnknownMessage(f"you neither sent a message {id[:64]!r} nor was it sent to you directly")
         return result(answers.Trace(id=short(whole), facts=facts), answers.facts_in_words(facts))

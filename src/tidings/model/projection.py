@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from tidings.contract.admin import TableView
 from tidings.errors import LogRegressed, MalformedRecord
 from tidings.model.membership import Interval, MembershipIntervals
 from tidings.model.rulebook import Rulebook, Timeline
-from tidings.model.view import TableView, view_of
+from tidings.model.view import view_of
 from tidings.wire import rulings, subjects
 from tidings.wire.names import covers, covers_any, is_channel
 from tidings.wire.rulings import Access, Channel, ChannelClass, Lease, Link, Member, Space

@@ -11,20 +11,9 @@ from typing import Any
 
 import msgspec
 
+from tidings.contract.admin import TableView
 from tidings.model.membership import Interval
 from tidings.wire.rulings import Access, Channel, Lease, Link, RulingRecord, Space
-
-
-class TableView(msgspec.Struct, frozen=True, kw_only=True):
-    seq: int
-    steward_key: str
-    space: dict[str, Any]
-    lease: dict[str, Any] | None
-    #: owner -> pattern -> sequence of the join
-    members: dict[str, dict[str, int]]
-    access: dict[str, dict[str, Any]]
-    channels: dict[str, dict[str, Any]]
-    links: dict[str, dict[str, Any]]
 
 
 def view_of(

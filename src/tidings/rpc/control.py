@@ -7,14 +7,53 @@ resolves it by reading, never by guessing. The sender is pinned by the subject, 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar, overload
 
-from tidings.errors import ERRORS_BY_CODE, BrokerUnreachable, OutcomeUnknown, StewardUnreachable, TidingsError
+import msgspec
+from msgspec.structs import replace
+
+from tidings.contract.core import Request
+from tidings.errors import (
+    ERRORS_BY_CODE,
+    BrokerUnreachable,
+    OutcomeUnknown,
+    StewardUnreachable,
+    TidingsError,
+    WireError,
+)
 from tidings.nats.client import Connection
 from tidings.nats.errors import NatsError, NoResponders
 from tidings.wire.message import new_id
 from tidings.wire.subjects import Subjects
+
+A = TypeVar("A")
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    code: str = ""
+    message: str = "refused without a reason"
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    error: _Refusal = _Refusal()
+
+
+def encode_request(request: Request[Any], op: str | None) -> bytes:
+    """Returns a request as it travels to the steward. `op`: the id under which it takes effect once."""
+    body, head = msgspec.json.encode(request), msgspec.json.encode({"op": op or new_id(), "do": request.operation.verb})
+    return head[:-1] + (b"," + body[1:] if len(body) > 2 else b"}")
+
+
+def decode_answer(request: Request[A], data: bytes) -> A:
+    """Returns the answer to a request. Raises the error that the steward named if it refused."""
+    if data.startswith(b'{"ok":true'):
+        return request.operation.read_answer(data)  # type: ignore[no-any-return]
+    try:
+        refusal = msgspec.json.decode(data, type=_Refused).error
+    except msgspec.MsgspecError as error:
+        raise WireError(f"{request.operation.name}: the answer is no JSON object: {error}") from error
+    raise ERRORS_BY_CODE.get(refusal.code, TidingsError)(refusal.message)
 
 
 def request_body(do: str, op: str | None, arguments: Mapping[str, Any]) -> bytes:
@@ -30,16 +69,24 @@ def read_answer(data: bytes) -> dict[str, Any]:
     raise ERRORS_BY_CODE.get(refusal.get("code"), TidingsError)(refusal.get("message", "refused without a reason"))
 
 
-async def collect(
-    call: Callable[..., Awaitable[dict[str, Any]]], service: str, do: str, key: str, **arguments: Any
-) -> list[dict[str, Any]]:
-    """Every row of a listing, page after page."""
-    page = await call(service, do, **arguments)
-    rows = list(page[key])
-    while page.get("next") is not None:
-        page = await call(service, do, after=page["next"], **arguments)
-        rows += page[key]
-    return rows
+class ListingPage(Protocol):
+    """The answer of an operation that lists in pages."""
+
+    @property
+    def next(self) -> str | None: ...
+
+
+P = TypeVar("P", bound=ListingPage)
+
+
+async def pages(call: Callable[[Request[P]], Awaitable[P]], request: Request[P]) -> AsyncIterator[P]:
+    """Yields every page of a listing."""
+    while True:
+        page = await call(request)
+        yield page
+        if page.next is None:
+            return
+        request = replace(request, after=page.next)
 
 
 class ControlClient:
@@ -51,18 +98,28 @@ class ControlClient:
         self.sender = sender
         self.timeout = timeout
 
-    async def call(self, service: str, do: str, *, op: str | None = None, **arguments: Any) -> dict[str, Any]:
-        """Ask, and return the answer's fields; a refusal raises the error the steward named."""
+    @overload
+    async def call(self, request: Request[A], /, *, op: str | None = None) -> A: ...
+    @overload
+    async def call(self, request: str, do: str, *, op: str | None = None, **arguments: Any) -> dict[str, Any]: ...
+    async def call(
+        self, request: Request[A] | str, do: str = "", *, op: str | None = None, **arguments: Any
+    ) -> A | dict[str, Any]:
+        """Ask, and return the answer; a refusal raises the error the steward named."""
+        if isinstance(request, Request):
+            name, service, body = request.operation.name, request.operation.service, encode_request(request, op)
+        else:
+            name, service, body = f"{request} {do}", request, request_body(do, op, arguments)
         try:
             message = await self.connection.request(
-                self.subjects.control(service, self.sender), request_body(do, op, arguments), timeout=self.timeout
+                self.subjects.control(service, self.sender), body, timeout=self.timeout
             )
         except NoResponders as error:
             raise StewardUnreachable(
                 f"the steward of space {self.subjects.space} does not answer; `tidings status` says why"
             ) from error
         except TimeoutError as error:
-            raise OutcomeUnknown(f"no answer to {service} {do} within {self.timeout:.0f} s: ask again") from error
+            raise OutcomeUnknown(f"no answer to {name} within {self.timeout:.0f} s: ask again") from error
         except (NatsError, OSError) as error:
             raise BrokerUnreachable(f"the connection to space {self.subjects.space} is gone ({error})") from error
-        return read_answer(message.data)
+        return decode_answer(request, message.data) if isinstance(request, Request) else read_answer(message.data)

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from tidings.contract.catalogue import services_of
+from tidings.contract.core import CallerKind
 from tidings.nats import jwt
 from tidings.nats.jwt import Claims, Permissions, UserLimits
 from tidings.wire.invitations import InvitationLine
 from tidings.wire.subjects import (
-    ADMISSION_SERVICE,
-    AGENT_SERVICES,
     BLOCK_SHARDS,
-    INVITATION_SERVICE,
-    LINK_SERVICE,
     RULING_KINDS,
     StateKey,
     StreamKind,
@@ -87,7 +85,7 @@ def agents_mappings(s: Subjects) -> Mapping[str, str]:
 def service_subjects(s: Subjects) -> dict[str, int]:
     """Requests with one answer, and how long the broker waits for it."""
     published = {f"{s.root}.{kind}.>": PUBLISH_ANSWER for kind in ("chat", "dm", "task")}
-    control = {f"{s.root}.ctl.{service}.*": CONTROL_ANSWER for service in AGENT_SERVICES}
+    control = {f"{s.root}.ctl.{service}.*": CONTROL_ANSWER for service in services_of("agent")}
     acknowledged = {f"$JS.ACK.{stream}.>": ACK_ANSWER for stream in _consumer_streams(s)}
     return published | control | acknowledged | {block_get(s): BLOCK_ANSWER}
 
@@ -120,14 +118,13 @@ def pipeline_page_subjects(_s: Subjects) -> dict[str, int]:
 
 def invitation_subjects(s: Subjects) -> dict[str, int]:
     """What INVITE may ask."""
-    return {f"{s.root}.ctl.{INVITATION_SERVICE}.*": CONTROL_ANSWER}
+    return {f"{s.root}.ctl.{service}.*": CONTROL_ANSWER for service in services_of("invited")}
 
 
 def link_subjects(s: Subjects) -> dict[str, int]:
     """What LINK may ask: linked spaces for pages, our own worker what was admitted, and to have more admitted."""
     return {
-        f"{s.root}.ctl.{LINK_SERVICE}.*": CONTROL_ANSWER,
-        f"{s.root}.ctl.{ADMISSION_SERVICE}.*": CONTROL_ANSWER,
+        **{f"{s.root}.ctl.{service}.*": CONTROL_ANSWER for service in services_of("peer", "link worker")},
         f"{s.root}.via.>": PUBLISH_ANSWER,
         f"{s.root}.dm.>": PUBLISH_ANSWER,
         f"{s.root}.task.>": PUBLISH_ANSWER,
@@ -189,6 +186,10 @@ def _imported(core_id: str, subject: str, kind: str) -> Claims:
     return {"name": subject, "subject": subject, "account": core_id, "type": kind}
 
 
+def _control_requests(s: Subjects, caller: CallerKind, user_id: str) -> list[str]:
+    return [f"{s.root}.ctl.{service}.{user_id}" for service in services_of(caller)]
+
+
 def inbox(user_id: str) -> str:
     """Each user has its own inbox prefix, so that nobody can listen to another's replies."""
     return f"_INBOX_{user_id}.>"
@@ -233,7 +234,7 @@ def invitation_text(
     A line has room for a signature, not for what was signed: every byte of the token follows from the line, the same on
     both sides. Whoever changes something here makes another version of the line.
     """
-    asks = Permissions(publish=[f"{s.root}.ctl.{INVITATION_SERVICE}.{invitation}"], subscribe=[inbox(invitation)])
+    asks = Permissions(publish=_control_requests(s, "invited", invitation), subscribe=[inbox(invitation)])
     payload = MAX_LINKING_PAYLOAD if for_link else MAX_INVITED_PAYLOAD
     limits = UserLimits(subscriptions=MAX_INVITED_SUBSCRIPTIONS, payload=payload, expires=expires)
     claims = jwt.user_claims(asks, limits)
@@ -249,9 +250,7 @@ def invitation_token(line: InvitationLine) -> str:
 
 def peer_permissions(s: Subjects, peer_id: str) -> Permissions:
     """The worker of a linked space: it asks the steward, and hears that there is something new. It writes nothing."""
-    return Permissions(
-        publish=[f"{s.root}.ctl.{LINK_SERVICE}.{peer_id}"], subscribe=[inbox(peer_id), s.live_link(peer_id)]
-    )
+    return Permissions(publish=_control_requests(s, "peer", peer_id), subscribe=[inbox(peer_id), s.live_link(peer_id)])
 
 
 def peer_limits(expires: int | None = None) -> UserLimits:
@@ -264,7 +263,7 @@ def link_permissions(s: Subjects, worker_id: str) -> Permissions:
     in."""
     admitted = [f"{s.root}.{kind}.>" for kind in ("via", "dm", "task")]
     return Permissions(
-        publish=[*admitted, f"{s.root}.ctl.{ADMISSION_SERVICE}.{worker_id}"],
+        publish=[*admitted, *_control_requests(s, "link worker", worker_id)],
         subscribe=[inbox(worker_id)],
     )
 
@@ -332,4 +331,4 @@ def watcher_permissions(watcher_id: str, *accounts: str) -> Permissions:
 
 def owner_permissions(s: Subjects, user_id: str) -> Permissions:
     """A short-lived admin process that only asks the steward: `agent add`, `revoke`, `space set`."""
-    return Permissions(publish=[f"{s.root}.ctl.admin.{user_id}"], subscribe=[inbox(user_id)])
+    return Permissions(publish=_control_requests(s, "admin", user_id), subscribe=[inbox(user_id)])

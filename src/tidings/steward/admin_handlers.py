@@ -11,16 +11,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
+from msgspec.structs import asdict, replace
 
 from tidings.admin import pushing, recall
+from tidings.contract.admin import (
+    AccessChangedAnswer,
+    AcknowledgeAnswer,
+    AcknowledgeRequest,
+    ChangeSpaceRequest,
+    GrantRequest,
+    IssuedAnswer,
+    IssuedRequest,
+    IssuedRow,
+    RevokeRequest,
+    RotateKeyAnswer,
+    RotateKeyRequest,
+    TableAnswer,
+    TableRequest,
+    TableView,
+)
+from tidings.contract.agents import SpaceSettingsAnswer
+from tidings.contract.core import Caller
 from tidings.errors import ConflictError, LeaseLost, NameTaken, TidingsError, UsageError
-from tidings.model.view import TableView
 from tidings.nats.acks import ACK_WAIT
 from tidings.nats.errors import NO_CONSUMER, ApiError
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.signing_key import SigningKey
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.unread import UnreadMail
@@ -47,46 +66,46 @@ class AdminHandlers:
     mail: Mail
     unread: UnreadMail
 
-    @handles("admin", "grant")
-    async def grant(self, request: ControlRequest) -> Answer:
+    @handler(GrantRequest)
+    async def grant(self, caller: Caller, request: GrantRequest) -> AccessChangedAnswer:
         """Write an access record: a new agent, a widening or a narrowing. Mailboxes are made, lost rights closed."""
-        owner = check_agent_id(request.text("id"))
+        owner = check_agent_id(request.id)
         async with self.writer.lock:
-            access = _access(request)
+            access = _access(caller, request)
             before = self.space.access(owner)
-            done = self.writer.operations.outcome(ADMIN, request.op, self.space.subjects.access(owner))
+            done = self.writer.operations.outcome(ADMIN, caller.op, self.space.subjects.access(owner))
             if done is not None and done.seq != self.writer.access_seq(owner):
-                return {"seq": done.seq, "closed": []}  # done, and something newer is in force since
+                return AccessChangedAnswer(done.seq, ())  # done, and something newer is in force since
             seq = done.seq if done else await self._rule_access(owner, access)
             if access.succeeds:
-                await self._inherit(owner, access.succeeds, request.op)
+                await self._inherit(owner, access.succeeds, caller.op)
             closed = await self.close_uncovered(owner)
             if before is not None and any(not covers_any(access.read, pattern) for pattern in before.read):
                 await self.empty_mailbox(owner)  # also of channels it had left: what it may no longer read
             await self.make_mailboxes(owner)
-        return {"seq": seq, "closed": closed}
+        return AccessChangedAnswer(seq, tuple(closed))
 
-    @handles("admin", "revoke")
-    async def revoke(self, request: ControlRequest) -> Answer:
+    @handler(RevokeRequest)
+    async def revoke(self, caller: Caller, request: RevokeRequest) -> AccessChangedAnswer:
         """Write the revocation, close every membership, remove the mailboxes. Repeating it is harmless.
 
         First of all whoever it concerns is told what was unread: afterwards nobody can say.
         """
-        owner = check_agent_id(request.text("id"))
+        owner = check_agent_id(request.id)
         if (held := self.space.active_access(owner)) is not None:
             await self._tell_dropped(owner, held)
         async with self.writer.lock:
             before = self.space.access(owner)
             if before is None:
-                return {"seq": 0, "closed": []}
+                return AccessChangedAnswer(0, ())
             seq = self.writer.access_seq(owner)
             if not before.revoked:
-                record = msgspec.structs.replace(before, op=request.op, at=now(), revoked=True, jwt=None)
+                record = replace(before, op=caller.op, at=now(), revoked=True, jwt=None)
                 seq = await self.writer.write(self.space.subjects.access(owner), record)
             closed = await self.close_uncovered(owner)
             await self.remove_mailboxes(owner)
         await self.mail.give_back(owner)
-        return {"seq": seq, "closed": closed}
+        return AccessChangedAnswer(seq, tuple(closed))
 
     async def _tell_dropped(self, owner: str, access: Access) -> None:
         """A mailbox that cannot be read must not keep its agent from being revoked; receipts still tell the senders."""
@@ -128,7 +147,7 @@ class AdminHandlers:
         for interval in uncovered:
             subject = self.space.subjects.member(owner, self.space.tag(interval.pattern))
             record = Member(op=f"narrowed-{self.space.position}", at=now(), state="out", pattern=interval.pattern)
-            record = msgspec.structs.replace(record, ends=interval.joined)
+            record = replace(record, ends=interval.joined)
             await self.writer.write(subject, record)
             closed.append(interval.pattern)
         if closed:
@@ -191,85 +210,74 @@ class AdminHandlers:
         end = await self.space.head(s.delivery_stream)
         await self.space.js.purge(s.delivery_stream, subject_filter=s.delivery(owner), below=end + 1)
 
-    @handles("admin", "space_set")
-    async def space_set(self, request: ControlRequest) -> Answer:
-        """Change settings of the space; what is not named stays."""
+    @handler(ChangeSpaceRequest)
+    async def space_set(self, caller: Caller, request: ChangeSpaceRequest) -> SpaceSettingsAnswer:
         async with self.writer.lock:
             subject = self.space.subjects.space_record
-            if (done := self.writer.operations.outcome(ADMIN, request.op, subject)) is not None:
-                return {"seq": done.seq, "space": self.space.settings()}
-            changed = changed_space(self.space.table.space_at(self.space.position), request)
+            if (done := self.writer.operations.outcome(ADMIN, caller.op, subject)) is not None:
+                return SpaceSettingsAnswer(self.space.settings(), done.seq)
+            changed = changed_space(self.space.table.space_at(self.space.position), caller, request)
             if changed.parts.archive == "on" and not ARCHIVE_EXISTS:
                 raise UsageError("Cannot set archive=on: the archive does not exist yet. Leave archive=off.")
             seq = await self.writer.write(subject, changed)
-        return {"seq": seq, "space": self.space.settings()}
+        return SpaceSettingsAnswer(self.space.settings(), seq)
 
-    @handles("admin", "rotate_key")
-    async def rotate_key(self, request: ControlRequest) -> Answer:
+    @handler(RotateKeyRequest)
+    async def rotate_key(self, caller: Caller, _request: RotateKeyRequest) -> RotateKeyAnswer:
         """The old key signs a record that names the new one; from the next record on the new one rules."""
         async with self.writer.lock:
-            seq = await self.signing_key.rotate(self.writer, request.op)
-        return {"seq": seq, "steward_key": self.space.table.steward_key}
+            seq = await self.signing_key.rotate(self.writer, caller.op)
+        return RotateKeyAnswer(seq, self.space.table.steward_key)
 
-    @handles("admin", "table")
-    async def table(self, request: ControlRequest) -> Answer:
-        """The table as of a sequence, a page of owners at a time."""
-        seq = request.optional("seq", int)
-        offset = request.optional("offset", int) or 0
-        view = self.space.table.as_of(self.space.position if seq is None else min(seq, self.space.position))
-        fields = msgspec.to_builtins(view)
+    @handler(TableRequest)
+    async def table(self, _caller: Caller, request: TableRequest) -> TableAnswer:
+        """Returns the table as of a sequence, a page of owners at a time."""
+        position, offset = self.space.position, request.offset
+        view = self.space.table.as_of(position if request.seq is None else min(request.seq, position))
         owners = sorted(set(view.members) | set(view.access))
         page = _fitting(view, owners[offset : offset + PAGE])
-        fields["members"] = {owner: view.members[owner] for owner in page if owner in view.members}
-        fields["access"] = {owner: fields["access"][owner] for owner in page if owner in view.access}
+        members = {owner: view.members[owner] for owner in page if owner in view.members}
+        access = {owner: view.access[owner] for owner in page if owner in view.access}
         following = offset + len(page)
-        return {"table": fields, "next": following if following < len(owners) else None, "owners": len(owners)}
+        shown = replace(view, members=members, access=access)
+        return TableAnswer(shown, following if following < len(owners) else None, len(owners))
 
-    @handles("admin", "issued")
-    async def issued(self, request: ControlRequest) -> Answer:
-        """Which operation is in force for each of the ids asked for: how an interrupted add is found."""
-        found: dict[str, Any] = {}
-        for owner in request.texts("ids"):
+    @handler(IssuedRequest)
+    async def issued(self, _caller: Caller, request: IssuedRequest) -> IssuedAnswer:
+        """Returns the current operation of each of these ids, so that an interrupted add is found."""
+        found: dict[str, IssuedRow] = {}
+        for owner in request.ids:
             access = self.space.access(check_agent_id(owner))
             if access is not None:
                 op, seq = self.writer.last_op[self.space.subjects.access(owner)]
-                found[owner] = {"op": op, "seq": seq, "revoked": access.revoked, "name": access.name}
-        return {"found": found}
+                found[owner] = IssuedRow(op=op, seq=seq, revoked=access.revoked, name=access.name)
+        return IssuedAnswer(found)
 
-    @handles("admin", "acknowledge")
-    async def acknowledge(self, request: ControlRequest) -> Answer:
-        """The owner has seen that the log went backwards, and what came of it, or that servers are gone; health stops
-        saying so."""
-        del request
+    @handler(AcknowledgeRequest)
+    async def acknowledge(self, _caller: Caller, _request: AcknowledgeRequest) -> AcknowledgeAnswer:
+        """Forgets what health reports: a log that went backwards and what came of it, or servers that are gone."""
         home, info = self.space.home, self.space.info
         beside = recall.acknowledge(home, info.id) + pushing.forget_untold(home, info)
-        return {"acknowledged": self.marks.acknowledge() + self.store.acknowledge() + beside}
+        return AcknowledgeAnswer(self.marks.acknowledge() + self.store.acknowledge() + beside)
 
 
-def _access(request: ControlRequest) -> Access:
-    fields = {name: value for name, value in request.arguments.items() if name != "id"}
-    try:
-        return msgspec.convert({**fields, "op": request.op, "at": now()}, Access)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError(f"this is not an access record: {error}") from error
+def _access(caller: Caller, request: GrantRequest) -> Access:
+    fields = asdict(request)
+    del fields["id"]
+    return Access(op=caller.op, at=now(), **fields)
 
 
-def changed_space(before: Space, request: ControlRequest) -> Space:
-    base = msgspec.to_builtins(before)
-    wanted = dict(request.arguments)
+def changed_space(before: Space, caller: Caller, request: ChangeSpaceRequest) -> Space:
+    """Returns the space's record with the settings that the request mentions, and nothing else, changed."""
+    changes = _mentioned(request)
     for nested in ("defaults", "parts"):
-        if isinstance(wanted.get(nested), dict):
-            unknown = set(wanted[nested]) - set(base[nested])
-            if unknown:
-                raise UsageError(f"{nested} of a space are {', '.join(base[nested])}, not {', '.join(sorted(unknown))}")
-            wanted[nested] = base[nested] | wanted[nested]
-    unknown = set(wanted) - set(base) | (set(wanted) & {"op", "v", "at", "steward_key"})
-    if unknown:
-        raise UsageError(f"a space has no setting {', '.join(sorted(unknown))}")
-    try:
-        return msgspec.convert(base | wanted | {"op": request.op, "at": now(), "steward_key": None}, Space)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"space settings: {error}") from error
+        if nested in changes:
+            changes[nested] = replace(getattr(before, nested), **_mentioned(changes[nested]))
+    return replace(before, **changes, op=caller.op, at=now(), steward_key=None)
+
+
+def _mentioned(change: msgspec.Struct) -> dict[str, Any]:
+    return {name: value for name, value in asdict(change).items() if value is not UNSET}
 
 
 def _fitting(view: TableView, owners: list[str]) -> list[str]:

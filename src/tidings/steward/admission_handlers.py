@@ -10,9 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from tidings.errors import UsageError
+from tidings.contract.core import Caller
+from tidings.contract.links import (
+    MAX_INDEX,
+    ImportChannelsAnswer,
+    ImportChannelsRequest,
+    ImportFactsAnswer,
+    ImportFactsRequest,
+    ImportIndexAnswer,
+    ImportIndexRequest,
+    ImportLinksAnswer,
+    ImportLinksRequest,
+    IndexedRecord,
+    LinkStateRow,
+)
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.gate import LogGate
@@ -20,7 +31,7 @@ from tidings.steward.link_floors import LinkPushes
 from tidings.steward.link_records import link_on, links_in_force, links_on
 from tidings.steward.link_scope import admitted, identity_of, own_fields
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.writer import RulingWriter
 from tidings.wire.digests import payload_hash
 from tidings.wire.links import authorization_epoch
@@ -28,8 +39,8 @@ from tidings.wire.subjects import Via
 
 #: of what the log keeps, what all links together may bring into it in a day
 LINKS_SHARE = 0.25
-#: rows of one answer, and bytes that are read for it
-MOST_ROWS, MOST_SCANNED = 1_000, 2 * 1024 * 1024
+#: bytes that are read for one answer
+MOST_SCANNED = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +51,31 @@ class AdmissionHandlers:
     gate: LogGate
     pushes: LinkPushes
 
-    @handles("admission", "links")
-    async def links(self, request: ControlRequest) -> Answer:
+    @handler(ImportLinksRequest)
+    async def links(self, _caller: Caller, _request: ImportLinksRequest) -> ImportLinksAnswer:
         """The link records in force, on or off, with how far the other space is that they share with; and the log."""
-        del request
         log = await self._log()
         rows = [
-            {**_plain(record), "seq": seq, "push": await self.pushes.of(link, seq, record, log["head"])}
+            LinkStateRow.of(record, seq, await self.pushes.of(link, seq, record, log["head"]))
             for link, seq, record in list(links_in_force(self.space))
         ]
-        return {**log, "name": self.space.info.name, "links": rows}
+        return ImportLinksAnswer(**log, name=self.space.info.name, links=tuple(rows))
 
-    @handles("admission", "facts")
-    async def facts(self, request: ControlRequest) -> Answer:
+    @handler(ImportFactsRequest)
+    async def facts(self, _caller: Caller, request: ImportFactsRequest) -> ImportFactsAnswer:
         """The log as it is: what was acknowledged before this was asked is at or before `head`. `after`: a sequence
         that was acknowledged; a replica that does not have it yet is not believed. `link`: under which record it lets
         something in now, by sequence and name; 0 is none. `listing` changes whenever other channels are listed; 0 if
         none has to be."""
-        found, link = await self._log(request.optional("after", int) or 0), request.optional("link", str)
+        found, link = await self._log(request.after), request.link
         if link is None:
-            return found
+            return ImportFactsAnswer(**found)
         async with self.writer.lock:  # a record that is under way counts
             found["listing"] = self._listing()
             on = link_on(self.space, link)
         if on is None:
-            return found | {"agreed": 0, "authority": ""}
-        return found | {"agreed": on[0], "authority": authorization_epoch(on[1])}
+            return ImportFactsAnswer(**found, agreed=0, authority="")
+        return ImportFactsAnswer(**found, agreed=on[0], authority=authorization_epoch(on[1]))
 
     async def _log(self, known: int = 0) -> dict[str, Any]:
         state = self.gate.state
@@ -91,27 +101,22 @@ class AdmissionHandlers:
     def _listing(self) -> int:
         return self.space.table.rules.listing_at(self.space.position)
 
-    @handles("admission", "listed")
-    async def listed(self, request: ControlRequest) -> Answer:
+    @handler(ImportChannelsRequest)
+    async def listed(self, _caller: Caller, request: ImportChannelsRequest) -> ImportChannelsAnswer:
         """Which of these channels nothing counts in, because they are not listed and have to be."""
-        names = request.arguments.get("channels") or ()
         async with self.writer.lock:  # a record that is under way counts
             rules, position = self.space.table.rules, self.space.position
-        return {"unlisted": [each for each in names if not rules.is_listed(each, position)]}
+        return ImportChannelsAnswer(tuple(each for each in request.channels if not rules.is_listed(each, position)))
 
-    @handles("admission", "index")
-    async def index(self, request: ControlRequest) -> Answer:
-        """What came in after a sequence and counts: [sequence, link, origin, its channel there, sender, id, hash]."""
-        after = request.optional("after", int) or 0
-        limit = min(request.optional("limit", int) or MOST_ROWS, MOST_ROWS)
-        if after < 0 or limit < 1:
-            raise UsageError("admission index needs `after`, a sequence, and a positive `limit`")
+    @handler(ImportIndexRequest)
+    async def index(self, _caller: Caller, request: ImportIndexRequest) -> ImportIndexAnswer:
+        after, limit = request.after, min(request.limit, MAX_INDEX)
         epoch, head = self.marks.file.epoch, await self.space.log_head(after)
         found, through = await self._read(max(after + 1, self.space.table.floor, 1), head, limit)
         async with self.writer.lock:  # rulings that were under way while we read are in the table
             pass
-        rows = [row for row in map(self._row, found) if row is not None]
-        return {"epoch": epoch, "rows": rows, "through": max(after, through), "head": head}
+        rows = tuple(row for row in map(self._row, found) if row is not None)
+        return ImportIndexAnswer(epoch=epoch, rows=rows, through=max(after, through), head=head)
 
     async def _read(self, start: int, end: int, limit: int) -> tuple[list[StoredRecord], int]:
         s, size = self.space.subjects, 0
@@ -124,7 +129,7 @@ class AdmissionHandlers:
                 return found[:limit], found[:limit][-1].seq
         return found, end
 
-    def _row(self, record: StoredRecord) -> list[Any] | None:
+    def _row(self, record: StoredRecord) -> IndexedRecord | None:
         parsed, fields = self.space.subjects.parse(record.subject), own_fields(record)
         if not isinstance(parsed, Via) or fields is None or record.seq < self.space.table.floor:
             return None
@@ -133,9 +138,4 @@ class AdmissionHandlers:
         if came is None or said is None or said.sender != parsed.sender:
             return None
         hashed = payload_hash(record.payload).hex()
-        return [record.seq, came.link, came.origin, came.channel, parsed.sender, said.id, hashed]
-
-
-def _plain(record: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(record)
-    return {name: value for name, value in fields.items() if name not in ("op", "v", "at")}
+        return IndexedRecord(record.seq, came.link, came.origin, came.channel, parsed.sender, said.id, hashed)

@@ -15,9 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.contract.agents import SpaceSettings
 from tidings.errors import AuthRevoked, BrokerUnreachable, DeniedError
 from tidings.model.membership import Interval
 from tidings.model.projection import Table
@@ -178,10 +177,10 @@ class SpaceContext:
 
     # --- settings ---
 
-    def settings(self) -> dict[str, Any]:
-        """What the space record in force says."""
-        settings = msgspec.to_builtins(self.table.space_at(self.position))
-        return {key: value for key, value in settings.items() if key not in ("op", "v", "at", "steward_key")}
+    def settings(self) -> SpaceSettings:
+        """Returns the settings of the current space record."""
+        record = self.table.space_at(self.position)
+        return SpaceSettings(**{name: getattr(record, name) for name in SpaceSettings.__struct_fields__})
 
     def channel_facts(self, pattern: str) -> dict[str, Any]:
         """What holds on a channel now. A pattern has no record of its own: defaults speak for it."""
@@ -190,7 +189,7 @@ class SpaceContext:
         record = self.table.channel_at(pattern, at) if is_channel(pattern) else None
         facts: dict[str, Any] = {
             "channel": pattern,
-            "class": self.table.class_at(pattern, at) if is_channel(pattern) else defaults.cls or "durable",
+            "cls": self.table.class_at(pattern, at) if is_channel(pattern) else defaults.cls or "durable",
             "replay": _first(record.replay if record else None, defaults.replay, True),
             #: which of these the channel itself says; the rest is the space's default
             "own": [name for name, key in OWN if record and getattr(record, key) is not None],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from tidings.contract.agents import GateFacts
 from tidings.nats.jetstream import JetStream
 from tidings.server.config import RESERVE
 from tidings.server.disk import DiskReserve
@@ -56,12 +57,12 @@ class LogGate:
         state = self.state
         return state is not None and not state.open and state.used > state.budget + RESERVE // 2
 
-    def facts(self) -> dict[str, Any] | None:
+    def facts(self) -> GateFacts | None:
         state, room = self.state, self.disk.look()
         if state is None:
             return None
         closed_by = None if state.open else "disk" if not room.is_ample else "budget"
-        return {"open": state.open, "used": state.used, "budget": state.budget, "closed_by": closed_by}
+        return GateFacts(open=state.open, used=state.used, budget=state.budget, closed_by=closed_by)
 
     def problem(self, held_by: str | None) -> str | None:
         """What an operator is told of it. `held_by`: the part that keeps retention from making room."""

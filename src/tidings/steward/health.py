@@ -21,11 +21,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from tidings.admin import pushing, recall
+from tidings.contract.agents import DescribeAnswer, DescribeRequest, HealthAnswer, HealthRequest
+from tidings.contract.catalogue import OPERATIONS
+from tidings.contract.core import Caller
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError
 from tidings.nats.errors import NO_STREAM, ApiError
 from tidings.server.disk import DiskReserve
@@ -39,7 +41,7 @@ from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
 from tidings.steward.quotas import FloodWatch
 from tidings.steward.receipts import ReceiptStore
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.retention import Retention
 from tidings.steward.shares import Shares
 from tidings.steward.side_streams import SideStreams
@@ -48,9 +50,7 @@ from tidings.steward.tasks import TaskQueues
 from tidings.steward.voids import VoidWatch
 from tidings.steward.writer import RulingWriter
 from tidings.wire.message import new_id
-from tidings.wire.operations import describe
 from tidings.wire.records import moment
-from tidings.wire.subjects import AGENT_SERVICES
 
 LOOK_EVERY, PATIENCE = 1.0, 1.5
 #: one token behind the kind: every subject of ours has more, so nobody can write it and no consumer reads it
@@ -191,18 +191,16 @@ class HealthReport:
     #: since when the steward runs
     started: float
 
-    @handles("health", "ping")
-    async def ping(self, request: ControlRequest) -> Answer:
-        del request
+    @handler(HealthRequest)
+    async def ping(self, _caller: Caller, _request: HealthRequest) -> HealthAnswer:
         return await self.facts()
 
-    @handles("health", "describe")
-    async def describe_operations(self, request: ControlRequest) -> Answer:
-        """The table of operations, for whoever writes a client in another language: those it may ask for."""
-        del request
-        return {"operations": describe(AGENT_SERVICES)}
+    @handler(DescribeRequest)
+    async def describe_operations(self, _caller: Caller, _request: DescribeRequest) -> DescribeAnswer:
+        """Describes the operations that an agent may call, for authors of clients in other languages."""
+        return DescribeAnswer(tuple(each.describe() for each in OPERATIONS.values() if each.caller == "agent"))
 
-    async def facts(self) -> dict[str, Any]:
+    async def facts(self) -> HealthAnswer:
         started = time.monotonic()
         holder = await self.lease.prove()
         rtt = time.monotonic() - started
@@ -211,37 +209,37 @@ class HealthReport:
         written = await self.probe.look(log_head)
         problems = [*([written] if written else []), *self._problems()]
         await self.backstop.look()
-        return {
-            "healthy": not problems,
-            "problems": problems,
-            "steward": {"lease": holder.seq, "holder": str(holder), "pid": os.getpid(), "since": moment(self.started)},
-            "broker_rtt_ms": round(rtt * 1000, 3),
-            "log_head": log_head,
-            "floor": self.space.table.floor,
-            "backstop": self.backstop.health(log_head),
-            "floor_held_by": self._held_by(),
-            "epoch": self.marks.file.epoch,
-            "gate": self.gate.facts(),
-            "streams": streams,
-            "free_disk": shutil.disk_usage(self.space.home.root).free,
-            "agents": sum(self.space.active_access(owner) is not None for owner in self.space.table.owners()),
-            "void_records": sum(self.space.table.void.values()),
-            "void_messages": dict(self.voids.found),
-            "counts": self.counts,
-            "mail": {
+        return HealthAnswer(
+            healthy=not problems,
+            problems=tuple(problems),
+            steward={"lease": holder.seq, "holder": str(holder), "pid": os.getpid(), "since": moment(self.started)},
+            broker_rtt_ms=round(rtt * 1000, 3),
+            log_head=log_head,
+            floor=self.space.table.floor,
+            backstop=self.backstop.health(log_head),
+            floor_held_by=self._held_by(),
+            epoch=self.marks.file.epoch,
+            gate=self.gate.facts(),
+            streams=streams,
+            free_disk=shutil.disk_usage(self.space.home.root).free,
+            agents=sum(self.space.active_access(owner) is not None for owner in self.space.table.owners()),
+            void_records=sum(self.space.table.void.values()),
+            void_messages=dict(self.voids.found),
+            counts=dict(self.counts),
+            mail={
                 "removed": self.mail.removed,
                 "invented": self.mail.invented,
                 "receipts_unrecorded": self.receipts.unrecorded,
                 "dead": self.letters.count,
                 "beyond_share": self.shares.removed,
             },
-            "tasks": {**await self.tasks.figures(), "invented": self.floods.invented_tasks},
-            "removed": {"log": self.retention.removed, **self.sides.removed},
-            "withheld": self.floods.withheld(),
-            "doubts": sorted(self.marks.doubts.values()),
-            "regressions": [msgspec.to_builtins(each) for each in self.marks.file.regressions],
-            "at": moment(time.time()),
-        }
+            tasks={**await self.tasks.figures(), "invented": self.floods.invented_tasks},
+            removed={"log": self.retention.removed, **self.sides.removed},
+            withheld=tuple(self.floods.withheld()),
+            doubts=tuple(sorted(self.marks.doubts.values())),
+            regressions=tuple(msgspec.to_builtins(each) for each in self.marks.file.regressions),
+            at=moment(time.time()),
+        )
 
     async def _streams(self) -> dict[str, dict[str, int]]:
         """How full each stream is. The log's answer says how the gate is, too, and is kept for whoever asks next."""

@@ -10,7 +10,6 @@ if the link record in force when it was stored let it in.
 
 from __future__ import annotations
 
-import base64
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,13 +17,15 @@ from typing import Any
 
 import msgspec
 
+from tidings.contract.channels import ConfirmAnswer, ConfirmRequest, HistoryAnswer, HistoryRequest, RawRecord
+from tidings.contract.core import Caller, nanoseconds
 from tidings.errors import DeniedError, UsageError
 from tidings.model.membership import Interval
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, ControlRequest, fitting, handles
+from tidings.steward.requests import fitting, handler
 from tidings.wire.names import check_pattern, covers, covers_any, is_channel
 from tidings.wire.records import record_time
 from tidings.wire.subjects import Chat, Via
@@ -45,44 +46,39 @@ class HistoryHandlers:
         refusal = f"{PER_SENDER} pages are under way for you already: wait for one of them"
         self.pages = ConcurrencyLimit(AT_ONCE, PER_SENDER, refusal)
 
-    @handles("history", "page")
-    async def page(self, request: ControlRequest) -> Answer:
+    @handler(HistoryRequest)
+    async def page(self, caller: Caller, request: HistoryRequest) -> HistoryAnswer:
         """`before`: newest first, below it. `after`: oldest first, above it, of one `sender` if it is named, and of
         what came from it over one `link` if that is named too.
 
         Both bounded by `limit` and by bytes. `channel` may be a pattern. `next`, given as `before` or `after`,
         continues: a page may be empty although there are `more`, if none of what was looked at is shown to the caller.
         """
-        channel = check_pattern(request.text("channel"))
-        access = self.space.access_of(request.sender)
+        channel = check_pattern(request.channel)
+        access = self.space.access_of(caller.id)
         if not covers_any(access.read, channel):
             raise DeniedError(
                 f"{access.name} may not read {channel}; it may read {', '.join(access.read) or 'nothing'}"
             )
-        limit = min(request.optional("limit", int) or 50, MAX_PAGE)
-        before, after = request.optional("before", int), request.optional("after", int)
-        if before is not None and before < 1:
-            raise UsageError("`before` is a sequence, so at least 1")
-        if limit < 1 or (before is not None and after is not None):
-            raise UsageError("history needs a positive `limit`, and either `before` or `after`")
-        async with self.pages.turn(request.sender):
-            return await self._read_page(request, channel, limit, before, after)
+        if request.before is not None and request.after is not None:
+            raise UsageError("history page: give either `before` or `after`, not both")
+        async with self.pages.turn(caller.id):
+            return await self._read_page(caller, request)
 
-    async def _read_page(
-        self, request: ControlRequest, channel: str, limit: int, before: int | None, after: int | None
-    ) -> Answer:
-        # whoever names an end has heard of a record there: of a page that ends before, it would take the rest for gone
-        head = await self.space.log_head(request.optional("until", int) or 0)
-        since = request.time_ns("since") or 0
-        shown = Replays(self.space, request.sender)
+    async def _read_page(self, caller: Caller, request: HistoryRequest) -> HistoryAnswer:
+        channel, after, limit = request.channel, request.after, min(request.limit, MAX_PAGE)
+        # a caller that names an end has heard of a record there: it would take what is missing before it for gone
+        head = await self.space.log_head(request.until or 0)
+        since = nanoseconds(request.since)
+        shown = Replays(self.space, caller.id)
         lowest, first = await self._bounds(channel, shown, head)
         if after is not None:
-            until = min(head, request.optional("until", int) or head)
-            filters = self._filters(channel, request.optional("sender", str), request.optional("link", str))
+            until = min(head, request.until or head)
+            filters = self._filters(channel, request.sender, request.link)
             found, complete = await self._sample(filters, max(after + 1, lowest), until, limit)
             found, complete, passed = found[:limit], complete and len(found) <= limit, after
         else:
-            passed = min(head + 1, before or head + 1)
+            passed = min(head + 1, request.before or head + 1)
             found, complete = await self._backwards(channel, passed - 1, limit, lowest)
         recent = [record for record in found if record.time_ns >= since]
         # older than the time asked for: there is nothing more to show, however much there is
@@ -92,20 +88,19 @@ class HistoryHandlers:
         kept = fitting(showable, _encoded_size, MAX_BYTES)
         all_fit = len(kept) == len(showable)
         last = (found if all_fit else kept)[-1:]
-        # whoever has read everything up to the head remembers what was there
-        stamp = await self.marks.stamp(head) if all_fit and complete else None
-        return {
-            "records": [encoded(record) for record in kept],
-            "more": not all_fit or not complete,
-            "next": last[0].seq if last else passed,
-            "head": head,
-            "stamp": msgspec.to_builtins(stamp) if stamp else None,
-            "floor": self.space.table.floor,
-            "links": self.space.table.rules.links_revised,
-            "void": len(recent) - len(counting),
+        # a reader that has read everything up to the head remembers what was there
+        return HistoryAnswer(
+            records=tuple(raw_record(record) for record in kept),
+            more=not all_fit or not complete,
+            next=last[0].seq if last else passed,
+            head=head,
+            stamp=await self.marks.stamp(head) if all_fit and complete else None,
+            floor=self.space.table.floor,
+            links=self.space.table.rules.links_revised,
+            void=len(recent) - len(counting),
             # something of what was asked for may be there and is not shown
-            "hidden": len(showable) < len(counting) or max(first, (after or 0) + 1) < lowest,
-        }
+            hidden=len(showable) < len(counting) or max(first, (after or 0) + 1) < lowest,
+        )
 
     def _filters(self, channel: str, sender: str | None, link: str | None) -> tuple[str, ...]:
         s = self.space.subjects
@@ -172,23 +167,19 @@ class HistoryHandlers:
         older, complete = await self._newest(channel, lower, middle, limit - len(newer))
         return older + newer, complete
 
-    @handles("confirm", "record")
-    async def confirm(self, request: ControlRequest) -> Answer:
-        """Is the record at `seq` the caller's own, and which message is it? For those who are told `duplicate`."""
-        seq = request.optional("seq", int)
-        kind = request.arguments.get("stream", "log")
+    @handler(ConfirmRequest)
+    async def confirm(self, caller: Caller, request: ConfirmRequest) -> ConfirmAnswer:
+        """Tells a sender whose publish was a `duplicate` whether the record is its own, and which message it is."""
         streams = {
             "log": self.space.subjects.log_stream,
             "dm": self.space.subjects.direct_stream,
             "task": self.space.subjects.task_stream,
         }
-        if seq is None or seq < 1 or kind not in streams:
-            raise UsageError("confirm needs `seq` and, unless it is the log's, `stream` (dm or task)")
-        stored = await self.space.js.at(streams[kind], seq)
+        stored = await self.space.js.at(streams[request.stream], request.seq)
         parsed = self.space.subjects.parse(stored.subject) if stored else None
-        if stored is None or getattr(parsed, "sender", None) != request.sender:
-            return {"yours": False}
-        return {"yours": True, "subject": stored.subject, "payload": base64.b64encode(stored.payload).decode()}
+        if stored is None or getattr(parsed, "sender", None) != caller.id:
+            return ConfirmAnswer(yours=False)
+        return ConfirmAnswer(yours=True, subject=stored.subject, payload=stored.payload)
 
 
 def _size(records: list[StoredRecord]) -> int:
@@ -199,15 +190,15 @@ def _encoded_size(record: StoredRecord) -> int:
     return (len(record.payload) + len(record.own_block)) * 4 // 3 + len(record.subject) + 96
 
 
+def raw_record(record: StoredRecord) -> RawRecord:
+    """Returns the record as it was stored: nothing is re-encoded, so the reader can verify it."""
+    time_text = record_time(record.time_ns)
+    return RawRecord(record.seq, time_text, record.subject, record.own_block, record.payload)
+
+
 def encoded(record: StoredRecord) -> dict[str, Any]:
-    """The record as it was stored: nothing is re-encoded, so the reader can verify it."""
-    return {
-        "seq": record.seq,
-        "time": record_time(record.time_ns),
-        "subject": record.subject,
-        "headers": base64.b64encode(record.own_block).decode(),
-        "payload": base64.b64encode(record.payload).decode(),
-    }
+    """The same as plain values, for operations that are not in the contract yet."""
+    return dict(msgspec.to_builtins(raw_record(record)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,31 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tidings.admin.agents import Ledger
 from tidings.admin.invitations import Invitation, Invitations, LinkPromise
 from tidings.admin.link_inviting import LinkReview, lost_words
+from tidings.contract.admin import (
+    ACCEPT_WAIT,
+    Grant,
+    GrantedAgent,
+    LinkGrant,
+    OfferedLink,
+    OfferRequest,
+    PlaceGrant,
+    RedeemRequest,
+    RedemptionError,
+    ReportRedemptionRequest,
+    SealedAnswer,
+)
+from tidings.contract.core import Caller, EmptyAnswer
 from tidings.errors import (
     ERRORS_BY_CODE,
     AuthRevoked,
@@ -33,11 +48,10 @@ from tidings.errors import (
     TidingsError,
 )
 from tidings.steward.context import Lifecycle, SpaceContext
-from tidings.steward.requests import Answer, ControlRequest, Idle, handles
+from tidings.steward.requests import Idle, handler
 from tidings.wire.invitations import acceptance
 from tidings.wire.link_terms import SignedAcceptance, asking, signature_bytes
 from tidings.wire.names import check_agent_id
-from tidings.wire.operations import ACCEPT_WAIT
 from tidings.wire.signing import sealed_for, verify
 
 #: seconds until an administrator has answered; whoever asked asks again
@@ -69,34 +83,35 @@ class InvitationHandlers:
     def _review(self) -> LinkReview:
         return LinkReview(self.space.home, self.space.info.id, self.space.table.steward_key)
 
-    @handles("accept", "offer")
-    async def offer(self, request: ControlRequest) -> Answer:
-        """What the line of a link offers."""
-        user = check_agent_id(request.text("id"))
-        said = asking(self.space.info.name, request.sender, user)
-        _check_signature(request, user, said)
-        self._check_not_lost(request, user, said)
-        promise = self._promised(request.sender, user, for_link=True).link
+    @handler(OfferRequest)
+    async def offer(self, caller: Caller, request: OfferRequest) -> SealedAnswer:
+        """Returns the link that an invitation offers."""
+        user = check_agent_id(request.id)
+        said = asking(self.space.info.name, caller.id, user)
+        _check_signature(user, said, request.sig)
+        self._check_not_lost(caller, request, said)
+        promise = self._promised(caller.id, user, for_link=True).link
         assert promise is not None
         self._review.offered(promise, user)
-        return _sealed(user, {"offer": promise.offer, "signature": promise.signature})
+        return _sealed(user, OfferedLink(promise.offer, promise.signature))
 
-    @handles("accept", "redeem")
-    async def redeem(self, request: ControlRequest) -> Answer:
-        """Give the key that signed what its line promises: with `text` a link, else a place in the space."""
-        key, for_link = check_agent_id(request.text("id")), request.optional("text", str) is not None
-        asked = {name: request.text(name) for name in SignedAcceptance._fields} if for_link else {}
-        if not for_link:
-            asked["name"] = request.optional("name", str) or ""
-            _check_signature(request, key, acceptance(self.space.info.name, request.sender, key, asked["name"]))
-        invitation = self._promised(request.sender, key, for_link=for_link)
+    @handler(RedeemRequest)
+    async def redeem(self, caller: Caller, request: RedeemRequest) -> SealedAnswer:
+        """Gives the key that signed what its invitation promises: with `text` a link, else a place in the space."""
+        key, for_link = check_agent_id(request.id), request.text is not None
+        if request.text is not None:
+            asked = SignedAcceptance(request.text, request.sig, request.proof)._asdict()
+        else:
+            asked = {"name": request.name}
+            _check_signature(key, acceptance(self.space.info.name, caller.id, key, request.name), request.sig)
+        invitation = self._promised(caller.id, key, for_link=for_link)
         answer = self._granted(invitation, key, asked)
         if answer is None:
-            await self._have_it_done(request.sender, key, asked)
-            answer = self._granted(self.invitations.get(request.sender) or invitation, key, asked)
+            await self._have_it_done(caller.id, key, asked)
+            answer = self._granted(self.invitations.get(caller.id) or invitation, key, asked)
         if answer is None:
             raise ConflictError("what was given was taken away again: ask for another invitation")
-        return _sealed(key, answer | self._where())
+        return _sealed(key, answer)
 
     def _promised(self, invitation_id: str, key: str, *, for_link: bool) -> Invitation:
         """What this key may ask for; DeniedError says why not."""
@@ -110,13 +125,13 @@ class InvitationHandlers:
                     log.warning("invitation %s was tried by %s, and was used or has expired before", found.id, key)
             raise
 
-    def _granted(self, invitation: Invitation, key: str, asked: dict[str, str]) -> dict[str, Any] | None:
+    def _granted(self, invitation: Invitation, key: str, asked: dict[str, str]) -> Grant | None:
         """What a key that has what it asks for is answered; None if an administrator is to give it."""
         if invitation.link is not None:
             return self._granted_link(invitation.link, key, SignedAcceptance(**asked))
         return self._granted_place(invitation, key, asked["name"])
 
-    def _granted_place(self, invitation: Invitation, agent: str, name: str) -> dict[str, Any] | None:
+    def _granted_place(self, invitation: Invitation, agent: str, name: str) -> PlaceGrant | None:
         """The same as in a bundle, without the seed."""
         held = self.space.access(agent)
         if held is not None and held.revoked:
@@ -128,33 +143,38 @@ class InvitationHandlers:
             return None
         renewed = Ledger(self.space.home.issued).renewed(agent, held.iat or 0)
         info = self.space.home.read_info()
-        return {
-            "space_id": info.id,
-            "steward_key": info.steward_key,
-            "agent": {"name": held.name, "id": agent},
-            # the keys in whose place it is, newest first
-            "succeeds": self.space.predecessors(agent),
-            "jwt": renewed.token if renewed is not None else held.jwt,
-        }
+        return PlaceGrant(
+            space_id=info.id,
+            steward_key=info.steward_key,
+            agent=GrantedAgent(held.name, agent),
+            succeeds=tuple(self.space.predecessors(agent)),
+            jwt=renewed.token if renewed is not None else held.jwt or "",
+            **self._where(),
+        )
 
-    def _granted_link(self, promise: LinkPromise, user: str, said: SignedAcceptance) -> dict[str, Any] | None:
+    def _granted_link(self, promise: LinkPromise, user: str, said: SignedAcceptance) -> LinkGrant | None:
         review = self._review
         offer, accepted, row = review.accepted(promise, user, said)
         if row is None or row.state != "on" or not review.peers.has(row.link, offer.user, accepted.url):
             return None
         if row.peer != user:
             raise ConflictError("the link was made and has another user since: ask for another invitation")
-        return {"link": row.link, "jwt": row.token, "called": row.terms["space"], "unreached": promise.unreached}
+        return LinkGrant(
+            link=row.link,
+            jwt=row.token,
+            called=row.terms["space"],
+            unreached=promise.unreached,
+            **self._where(),
+        )
 
-    def _check_not_lost(self, request: ControlRequest, user: str, said: bytes) -> None:
+    def _check_not_lost(self, caller: Caller, request: OfferRequest, said: bytes) -> None:
         """A linked space that asks by its own line with another key has lost the one it had: an older copy of it was
         put back. It proves to be that space, and is no stranger who has the line."""
-        space, proof = request.optional("space", str) or "", request.optional("proof", str) or ""
-        found = self.invitations.get(request.sender)
-        if not space or found is None or found.link is None or not found.taken or user in found.taken:
+        space, found = request.space, self.invitations.get(caller.id)
+        if not space or found is None or found.link is None or not found.taken or request.id in found.taken:
             return
         row = self._review.links.get(found.link.link)
-        if row is not None and row.origin == space and verify(space, said, signature_bytes(proof)):
+        if row is not None and row.origin == space and verify(space, said, signature_bytes(request.proof)):
             raise DeniedError(lost_words(self.space.info.name, row.link))
 
     async def _have_it_done(self, invitation: str, key: str, asked: dict[str, str]) -> None:
@@ -180,24 +200,21 @@ class InvitationHandlers:
         finally:
             del self._asked[invitation]
 
-    @handles("admin", "redeemed")
-    async def redeemed(self, request: ControlRequest) -> Answer:
-        """What came of it; whoever waits is told. Nobody may: it asks again then."""
-        agent, said = self._asked.get(request.text("invitation"), ("", None))
-        if said is not None and agent == request.text("id") and not said.done():
-            error = request.optional("error", dict)
-            said.set_exception(_error_of(error)) if error else said.set_result(None)
-        return {}
+    @handler(ReportRedemptionRequest)
+    async def redeemed(self, _caller: Caller, request: ReportRedemptionRequest) -> EmptyAnswer:
+        """Passes the outcome to the request that waits for it. If none does, the key asks again."""
+        agent, said = self._asked.get(request.invitation, ("", None))
+        if said is not None and agent == request.id and not said.done():
+            said.set_exception(_error_of(request.error)) if request.error else said.set_result(None)
+        return EmptyAnswer()
 
     def _where(self) -> dict[str, Any]:
-        """How the space is reached by whoever reached it once, and whom to trust there."""
+        """Returns how the space is reached, and whose certificates to trust: fields of a `Grant`."""
         info = self.space.home.read_info()  # it may have changed since we started
         return {
-            # the one that the line names, and its successor if there is one
-            "authority": base64.b64encode(info.trusted).decode(),
+            "authority": info.trusted,
             "authority_bytes": len(base64.b64decode(info.authority)),
             "servers": info.servers,
-            # where else it is reached, at the same host
             "port": info.port if info.listen else 0,
             "ws_port": info.ws_port if info.ws else 0,
         }
@@ -216,14 +233,14 @@ class InvitationHandlers:
         return found is None or found.revoked
 
 
-def _check_signature(request: ControlRequest, key: str, said: bytes) -> None:
-    if not verify(key, said, signature_bytes(request.text("sig"))):
+def _check_signature(key: str, said: bytes, signature: str) -> None:
+    if not verify(key, said, signature_bytes(signature)):
         raise DeniedError("this request is not signed by the key that it names")
 
 
-def _sealed(key: str, said: dict[str, Any]) -> Answer:
-    return {"sealed": base64.b64encode(sealed_for(key, json.dumps(said).encode())).decode()}
+def _sealed(key: str, answer: OfferedLink | Grant) -> SealedAnswer:
+    return SealedAnswer(sealed_for(key, msgspec.json.encode(answer)))
 
 
-def _error_of(said: dict[str, Any]) -> TidingsError:
-    return ERRORS_BY_CODE.get(str(said.get("code")), TidingsError)(str(said.get("message")))
+def _error_of(error: RedemptionError) -> TidingsError:
+    return ERRORS_BY_CODE.get(error.code, TidingsError)(error.message)

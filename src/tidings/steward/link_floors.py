@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from tidings.contract.links import PeerProgress
 from tidings.errors import ConflictError
 from tidings.steward.context import SpaceContext
 from tidings.steward.link_records import links_in_force, links_on
@@ -109,7 +110,7 @@ class LinkPushes:
     floors: LinkFloors
     _found: dict[str, _Waiting] = field(default_factory=dict)
 
-    async def of(self, link: str, seq: int, record: Link, head: int) -> dict[str, Any] | None:
+    async def of(self, link: str, seq: int, record: Link, head: int) -> PeerProgress | None:
         """Of one link, whose record is at `seq`; None if it shares nothing."""
         if record.state != "on" or not record.shares:
             self._found.pop(link, None)
@@ -117,7 +118,7 @@ class LinkPushes:
         needed, asked_at = await self.floors.said(link, seq)
         since = await self._waiting_since(link, record, needed, head)
         behind = max(0, head - needed + 1) if since is not None else 0
-        return {"handled": needed - 1, "asked_at": asked_at, "lag_records": behind, "waiting_since": since}
+        return PeerProgress(handled=needed - 1, asked_at=asked_at, lag_records=behind, waiting_since=since)
 
     async def _waiting_since(self, link: str, record: Link, needed: int, head: int) -> float | None:
         known = self._found.get(link)

@@ -16,6 +16,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidings.admin.link_registry import LinkLedger
+from tidings.contract.core import Caller
+from tidings.contract.links import (
+    MAX_PAGE,
+    LinkBucketsAnswer,
+    LinkBucketsRequest,
+    LinkDigestAnswer,
+    LinkDigestRequest,
+    LinkFetchAnswer,
+    LinkFetchRequest,
+    LinkHelloAnswer,
+    LinkHelloRequest,
+    LinkIdsAnswer,
+    LinkIdsRequest,
+    LinkPageAnswer,
+    LinkPageRequest,
+)
 from tidings.errors import BrokerUnreachable, ConflictError, DeniedError, UsageError
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext, now
@@ -24,35 +40,29 @@ from tidings.steward.link_floors import LinkFloors
 from tidings.steward.link_records import links_in_force
 from tidings.steward.link_scope import LinkScope, identity_of
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.writer import RulingWriter
 from tidings.wire.digests import (
-    BUCKETS,
-    BucketsAnswer,
     ChannelDigests,
     DayDigests,
-    Digest,
-    DigestAnswer,
-    IdsAnswer,
     RecordIdentity,
     bucket_of,
     day_of,
     is_day,
     payload_hash,
 )
-from tidings.wire.link_exchange import page_fields, record_row
-from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
+from tidings.wire.link_exchange import LinkedRow
+from tidings.wire.links import GapKind, LinkedRecord, LinkGap, Token
 from tidings.wire.names import check_channel
 from tidings.wire.records import Stamp
 from tidings.wire.rulings import Link
 
 #: payloads of a page, and half of the answer that they are in; one record may be larger
 PAGE_BYTES = 256 * 1024
-MOST_RECORDS = 1_000
 #: bytes read at a time: with their headers what fits into a page, and little more
 MOST_SCANNED = PAGE_BYTES * 5 // 4
-#: records of an answer to `fetch`, and rows of one to `ids`
-MOST_FETCHED, MOST_IDS = 256, 1_000
+#: rows of an answer to `ids`
+MOST_IDS = 1_000
 #: days of channels in one answer to `digest`: well below what an answer may have, however long their names are
 MOST_DAYS = 2_000
 #: pages under way: of one link, and of all
@@ -154,67 +164,65 @@ class LinkHandlers:
         link, _, record = self.granted(user)
         return LinkScope(self.space.subjects, self.space.info.id, self.space.table.rules, link, record)
 
-    @handles("link", "hello")
-    async def hello(self, request: ControlRequest) -> Answer:
-        """What this space is, what it shares with whoever asks, and a newer token of it if there is one."""
-        link, seq, _ = self.granted(request.sender)
+    @handler(LinkHelloRequest)
+    async def hello(self, caller: Caller, _request: LinkHelloRequest) -> LinkHelloAnswer:
+        """Describes this space and what it shares with the caller, with a newer token if there is one."""
+        link, seq, _ = self.granted(caller.id)
         head, floor = await self._ends(link, 0)
-        record = self.granted(request.sender).record
+        record = self.granted(caller.id).record
         row = LinkLedger.below(self.space.home, self.space.info.id).get(link)
-        return {
-            "link": link,
-            "seq": seq,
-            "name": self.space.info.name,
-            "space": self.space.info.id,
-            "steward": self.space.table.steward_key,
-            "epoch": self.marks.file.epoch,
-            "head": head,
-            "floor": floor,
-            "shares": list(record.shares),
-            "hops": record.hops,
-            "until": record.until,
-            "direct": record.direct,
-            "roster": record.roster,
-            "tasks": record.tasks,
-            "time": now(),
-            "jwt": row.token if row is not None and row.peer == request.sender else "",
-        }
+        return LinkHelloAnswer(
+            link=link,
+            seq=seq,
+            name=self.space.info.name,
+            space=self.space.info.id,
+            steward=self.space.table.steward_key,
+            epoch=self.marks.file.epoch,
+            head=head,
+            floor=floor,
+            shares=record.shares,
+            hops=record.hops,
+            until=record.until,
+            direct=record.direct,
+            roster=record.roster,
+            tasks=record.tasks,
+            time=now(),
+            jwt=row.token if row is not None and row.peer == caller.id else "",
+        )
 
     # --- pages ---
 
-    @handles("link", "page")
-    async def page(self, request: ControlRequest) -> Answer:
+    @handler(LinkPageRequest)
+    async def page(self, caller: Caller, request: LinkPageRequest) -> LinkPageAnswer:
         """What follows a token, oldest first."""
-        token = Token(
-            space=request.optional("space", str) or "",
-            epoch=request.optional("epoch", str) or "",
-            seq=request.optional("after", int) or 0,
-            mark=request.optional("mark", str) or "",
-        )
-        limit = min(request.optional("limit", int) or MOST_RECORDS, MOST_RECORDS)
-        if token.seq < 0 or limit < 1:
-            raise UsageError("a page of a link needs `after`, a sequence, and a positive `limit`")
-        said = request.optional("handled", int)
-        handled = token.seq if said is None else max(0, min(said, token.seq))
-        link = self.granted(request.sender).link
+        token = Token(space=request.space, epoch=request.epoch, seq=request.after, mark=request.mark)
+        handled = token.seq if request.handled is None else max(0, min(request.handled, token.seq))
+        link = self.granted(caller.id).link
         async with self.turns.turn(link):
-            return page_fields(await self._page(request.sender, link, token, limit, handled))
+            return await self._page(caller.id, link, token, min(request.limit, MAX_PAGE), handled)
 
-    async def _page(self, user: str, link: str, token: Token, limit: int, handled: int) -> LinkPage:
+    async def _page(self, user: str, link: str, token: Token, limit: int, handled: int) -> LinkPageAnswer:
         head, floor = await self._ends(link, token.seq)
         facts = LogFacts(self.space.info.id, self.marks.file.epoch, floor, head)
         if (gap := await self._gap(token, facts)) is not None:
-            return LinkPage(records=(), through=token, head=facts.head, floor=facts.floor, gap=gap)
+            return _without_records(token, facts, gap)
         self.floors.note(link, handled + 1)
         granted = self.granted(user).seq  # before anything is read: a record that changes meanwhile is told by the next
         found, reach = await self._read(self._scope(user).filters(), token.seq + 1, facts.head, limit)
         await self._settled()
         now_known = LogFacts(facts.space, self.marks.file.epoch, max(facts.floor, self.space.table.floor), facts.head)
         if (gap := gap_before_reading(token, now_known, self.marks.agreed_since(token.epoch))) is not None:
-            return LinkPage(records=(), through=token, head=facts.head, floor=now_known.floor, gap=gap)
+            return _without_records(token, now_known, gap)
         kept, end = _fitting(self._scope(user), found, reach, limit)
         through = Token(space=facts.space, epoch=facts.epoch, seq=end, mark=await self._mark(end, found, token))
-        return LinkPage(records=tuple(kept), through=through, head=facts.head, floor=now_known.floor, granted=granted)
+        return LinkPageAnswer(
+            records=tuple(map(LinkedRow.of, kept)),
+            through=through,
+            head=facts.head,
+            floor=now_known.floor,
+            gap=None,
+            granted=granted,
+        )
 
     async def _ends(self, link: str, after: int) -> tuple[int, int]:
         """(head, floor). Of a log with replicas the head is proven, unless `after` is beyond it time and again."""
@@ -277,17 +285,13 @@ class LinkHandlers:
             stored = await self.space.js.at(self.space.subjects.log_stream, seq)
         return stored.mark if stored is not None else ""
 
-    @handles("link", "fetch")
-    async def fetch(self, request: ControlRequest) -> Answer:
-        """Records by their sequences; `missing` are not there, or not shared. Neither: they did not fit."""
-        seqs = sorted(set(request.arguments.get("seqs") or ()))
-        if len(seqs) > MOST_FETCHED:
-            raise UsageError(f"at most {MOST_FETCHED} records are fetched at once")
-        link = self.granted(request.sender).link
+    @handler(LinkFetchRequest)
+    async def fetch(self, caller: Caller, request: LinkFetchRequest) -> LinkFetchAnswer:
+        link = self.granted(caller.id).link
         async with self.turns.turn(link):
-            return await self._fetch(request.sender, link, seqs)
+            return await self._fetch(caller.id, link, sorted(set(request.seqs)))
 
-    async def _fetch(self, user: str, link: str, seqs: list[int]) -> Answer:
+    async def _fetch(self, user: str, link: str, seqs: list[int]) -> LinkFetchAnswer:
         head, floor = await self._ends(link, 0)
         stored: list[tuple[int, StoredRecord | None]] = []
         size = 0
@@ -301,18 +305,17 @@ class LinkHandlers:
         await self._settled()
         scope, floor = self._scope(user), max(floor, self.space.table.floor)
         found = {seq: scope.shared(each) if each is not None and seq >= floor else None for seq, each in stored}
-        return {
-            "epoch": self.marks.file.epoch,
-            "records": [record_row(each) for each in found.values() if each is not None],
-            "missing": [seq for seq, each in found.items() if each is None],
-        }
+        return LinkFetchAnswer(
+            epoch=self.marks.file.epoch,
+            records=tuple(LinkedRow.of(each) for each in found.values() if each is not None),
+            missing=tuple(seq for seq, each in found.items() if each is None),
+        )
 
     # --- digests ---
 
-    @handles("link", "digest")
-    async def digest(self, request: ControlRequest) -> Answer:
+    @handler(LinkDigestRequest)
+    async def digest(self, caller: Caller, request: LinkDigestRequest) -> LinkDigestAnswer:
         """What is shared, by channel and day, from the floor up to `through`; behind the channel and day in `after`."""
-        through, after = _through(request), _after(request)
 
         def add(scan: _Scan, record: LinkedRecord) -> bool:
             said = identity_of(record.payload)
@@ -320,35 +323,30 @@ class LinkHandlers:
             scan.days.add(record.channel, said.sender, said.id, said.ts, payload_hash(record.payload))
             return True
 
-        scan = await self._scanned(request, None, through, ("digest",), add, kept=True)
+        scan = await self._scanned(caller.id, None, request.through, ("digest",), add, kept=True)
         pairs = sorted((channel, day) for channel, days in scan.days.totals().items() for day in days)
-        rest = [each for each in pairs if each > after]
-        more = len(rest) > MOST_DAYS
-        totals, shown = scan.days.totals(), dict[str, dict[str, Digest]]()
+        rest = [each for each in pairs if each > request.after]
+        totals, shown = scan.days.totals(), dict[str, dict[str, tuple[int, str]]]()
         for channel, day in rest[:MOST_DAYS]:
-            shown.setdefault(channel, {})[day] = totals[channel][day]
-        return DigestAnswer(scan.floor, through, shown, more).encode()
+            shown.setdefault(channel, {})[day] = totals[channel][day].encode()
+        return LinkDigestAnswer(floor=scan.floor, through=request.through, channels=shown, more=len(rest) > MOST_DAYS)
 
-    @handles("link", "buckets")
-    async def buckets(self, request: ControlRequest) -> Answer:
-        """The 256 digests of a channel and a day."""
-        through, channel, day = _through(request), check_channel(request.text("channel")), _day(request)
+    @handler(LinkBucketsRequest)
+    async def buckets(self, caller: Caller, request: LinkBucketsRequest) -> LinkBucketsAnswer:
+        channel, day, through = check_channel(request.channel), _check_day(request.day), request.through
 
         def add(scan: _Scan, record: LinkedRecord) -> bool:
             if (named := _named_on(record, channel, day)) is not None:
                 scan.day.add(named.item)
             return True
 
-        scan = await self._scanned(request, channel, through, ("buckets", channel, day, through), add)
-        return BucketsAnswer(scan.floor, through, scan.day.buckets).encode()
+        scan = await self._scanned(caller.id, channel, through, ("buckets", channel, day, through), add)
+        return LinkBucketsAnswer(scan.floor, through, tuple(each.encode() for each in scan.day.buckets))
 
-    @handles("link", "ids")
-    async def ids(self, request: ControlRequest) -> Answer:
-        """Records of a channel, a day and some buckets, by sequence, above `after`."""
-        through, channel, day = _through(request), check_channel(request.text("channel")), _day(request)
-        after, wanted = request.optional("after", int) or 0, frozenset(request.arguments.get("buckets") or ())
-        if not wanted or not all(0 <= each < BUCKETS for each in wanted):
-            raise UsageError(f"ids needs `buckets`, each from 0 to {BUCKETS - 1}")
+    @handler(LinkIdsRequest)
+    async def ids(self, caller: Caller, request: LinkIdsRequest) -> LinkIdsAnswer:
+        channel, day, through = check_channel(request.channel), _check_day(request.day), request.through
+        after, wanted = request.after, frozenset(request.buckets)
 
         def add(scan: _Scan, record: LinkedRecord) -> bool:
             named = _named_on(record, channel, day)
@@ -357,12 +355,13 @@ class LinkHandlers:
             return len(scan.ids) <= MOST_IDS
 
         key = ("ids", channel, day, through, after, wanted)
-        scan = await self._scanned(request, channel, through, key, add, after=after)
-        return IdsAnswer(scan.floor, through, scan.ids[:MOST_IDS], more=len(scan.ids) > MOST_IDS).encode()
+        scan = await self._scanned(caller.id, channel, through, key, add, after=after)
+        ids = tuple(each.encode() for each in scan.ids[:MOST_IDS])
+        return LinkIdsAnswer(floor=scan.floor, through=through, ids=ids, more=len(scan.ids) > MOST_IDS)
 
     async def _scanned(
         self,
-        request: ControlRequest,
+        user: str,
         channel: str | None,
         through: int,
         key: tuple[object, ...],
@@ -373,7 +372,7 @@ class LinkHandlers:
     ) -> _Scan:
         """Walk through what is shared. ConflictError if it takes longer: asked again, it goes on from there. `kept`:
         what was counted stays so from the same floor on, and is continued when more is asked for."""
-        granted = self.granted(request.sender)
+        granted = self.granted(user)
         key = (granted.link, granted.seq, self.marks.file.epoch, *key)
         async with self.scanning.turn(granted.link):
             head, floor = await self._ends(granted.link, 0)
@@ -384,7 +383,7 @@ class LinkHandlers:
             if scan is None or not _can_go_on(scan, floor):
                 scan = _Scan(floor)
                 scan.position = max(floor, after + 1, 1)
-            scan.kept = await self._walk(request.sender, channel, scan, end, add)
+            scan.kept = await self._walk(user, channel, scan, end, add)
             if kept or not scan.kept:
                 self._scans[key] = scan
                 while len(self._scans) > MOST_SCANS:
@@ -420,12 +419,8 @@ def _can_go_on(scan: _Scan, floor: int) -> bool:
     return scan.position >= floor
 
 
-def _after(request: ControlRequest) -> tuple[str, str]:
-    """The channel and day behind which a digest goes on."""
-    given = request.arguments.get("after") or ["", ""]
-    if len(given) != 2 or not all(isinstance(each, str) for each in given):
-        raise UsageError("`after` of a digest is a channel and a day")
-    return given[0], given[1]
+def _without_records(token: Token, facts: LogFacts, gap: LinkGap) -> LinkPageAnswer:
+    return LinkPageAnswer(records=(), through=token, head=facts.head, floor=facts.floor, gap=gap, granted=0)
 
 
 def _named_on(record: LinkedRecord, channel: str, day: str) -> RecordIdentity | None:
@@ -436,16 +431,9 @@ def _named_on(record: LinkedRecord, channel: str, day: str) -> RecordIdentity | 
     return RecordIdentity(record.seq, said.sender, said.id, payload_hash(record.payload))
 
 
-def _through(request: ControlRequest) -> int:
-    through = request.optional("through", int)
-    if through is None or through < 0:
-        raise UsageError(f"link {request.do} needs `through`, a sequence")
-    return int(through)
-
-
-def _day(request: ControlRequest) -> str:
-    if not is_day(day := request.text("day")):
-        raise UsageError(f"link {request.do}: `day` is one such as 2025-11-15")
+def _check_day(day: str) -> str:
+    if not is_day(day):
+        raise UsageError(f"`day`: {day[:40]!r} is not a day such as 2025-11-15")
     return day
 
 

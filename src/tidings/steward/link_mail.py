@@ -21,8 +21,20 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import msgspec
-
+from tidings.contract.core import Caller, EmptyAnswer
+from tidings.contract.links import (
+    ImportedMailRequest,
+    ImportedReceipt,
+    ImportMailRequest,
+    ImportReceiptsAnswer,
+    ImportReceiptsRequest,
+    ImportVerdictsAnswer,
+    LinkMailAnswer,
+    LinkMailRequest,
+    LinkReceiptsAnswer,
+    LinkReceiptsRequest,
+    MailOffer,
+)
 from tidings.errors import ConflictError, DeniedError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import StoredRecord
@@ -32,15 +44,14 @@ from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.link_records import in_a_line, link_on, links_on
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.receipts import Key, ReceiptStore
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.shares import sender_of
 from tidings.wire.link_exchange import (
     MAIL_PER_PAGE,
     TOLD_STAGES,
     LinkedMail,
     ToldReceipt,
-    read_claims,
-    read_receipts,
+    check_receipts,
 )
 from tidings.wire.message import is_message_id
 from tidings.wire.names import check_agent_id
@@ -68,13 +79,6 @@ PAIRS_KEPT = 1_024
 RECEIPTS_EACH, RECEIPTS_READ = 100, 1_000
 #: new records that are looked at for whom they are, before linked spaces are told that there is something
 LOOKED_AT = 64
-
-
-class _OfferedMail(msgspec.Struct, frozen=True):
-    sender: str
-    id: str
-    to: str
-    size: int = 0
 
 
 class _Gathered:
@@ -113,7 +117,7 @@ class _Room:
         self.waiting, self.size, self.share = waiting, size, share
         self._late: dict[str, str] = {}
 
-    def take(self, mail: _OfferedMail) -> str:
+    def take(self, mail: MailOffer) -> str:
         words = self._late.get(mail.sender) or self._refusal(mail)
         if words:
             self._late[mail.sender] = words
@@ -122,7 +126,7 @@ class _Room:
         self.size += mail.size + BESIDE
         return "take"
 
-    def _refusal(self, mail: _OfferedMail) -> str:
+    def _refusal(self, mail: MailOffer) -> str:
         each, total = max(1, MOST_WAITING // 10), self.waiting.total()
         if total >= MOST_WAITING:
             return f"as many messages of this link lie here as may, {MOST_WAITING:,}"
@@ -147,8 +151,8 @@ class LinkMail:
         self._weights: dict[str, dict[str, _Weight]] = {}
         self._looked: int | None = None
 
-    def _granted(self, request: ControlRequest) -> GrantedLink:
-        granted = self.linked.granted(request.sender)
+    def _granted(self, user: str) -> GrantedLink:
+        granted = self.linked.granted(user)
         if not granted.record.passes_mail:
             raise DeniedError(f"link {granted.link} passes no direct messages")
         return granted
@@ -169,31 +173,39 @@ class LinkMail:
 
     # --- ours for them ---
 
-    @handles("link", "mail")
-    async def mail(self, request: ControlRequest) -> Answer:
+    @handler(LinkMailRequest)
+    async def mail(self, caller: Caller, request: LinkMailRequest) -> LinkMailAnswer:
         """What lies here for agents of the asking space after a sequence; everything, if that was another `epoch` of
         the mail, or other `people` were known: mail to somebody who was not is looked for again. With `marks`, what
         lies after the newest of them that is still the same record."""
-        after, granted = request.optional("after", int) or 0, self._granted(request)
-        claims = read_claims(request.arguments.get("marks") or [])
+        after, granted = request.after, self._granted(caller.id)
+        claims = sorted(request.marks, key=lambda each: each.seq, reverse=True)
         async with self.turns.turn(granted.link):
             await self.receipts.ready()
             broker = self.space.js.connection.incarnation
             epoch, first, head = await self._ends()
             people = self._known(granted.link)
-            is_same, set_back = request.optional("epoch", str) == epoch, False
+            is_same, set_back = request.epoch == epoch, False
             if is_same and claims:
                 after, set_back = await self._confirmed(claims, first, head)
-            if not is_same or request.optional("people", str) != people or not 0 <= after <= head:
+            if not is_same or request.people != people or not 0 <= after <= head:
                 set_back |= is_same and after > head
                 after = 0
             found, through = await self._waiting(granted.link, after + 1, head)
             mark = await self._mark(through, found) if through >= first else ""
-            if self._granted(request).link != granted.link or self.people.version(granted.link) != people:
+            if self._granted(caller.id).link != granted.link or self.people.version(granted.link) != people:
                 raise ConflictError("who is known changed while mail was looked for: ask again")
-        rows = [msgspec.to_builtins(each) for each in found]
-        said = {"mail": rows, "epoch": epoch, "people": people, "through": through, "more": through < head}
-        return {**said, "after": after, "mark": mark, "set_back": set_back, "broker": broker}
+        return LinkMailAnswer(
+            mail=tuple(found),
+            epoch=epoch,
+            people=people,
+            through=through,
+            more=through < head,
+            after=after,
+            mark=mark,
+            set_back=set_back,
+            broker=broker,
+        )
 
     async def _confirmed(self, claims: Iterable[Stamp], first: int, head: int) -> tuple[int, bool]:
         """The newest of these records that is still there, 0 if none is; and whether another one is where one was. One
@@ -282,23 +294,24 @@ class LinkMail:
             mark=record.mark,
         )
 
-    @handles("link", "told")
-    async def told(self, request: ControlRequest) -> Answer:
+    @handler(LinkReceiptsRequest)
+    async def told(self, caller: Caller, request: LinkReceiptsRequest) -> LinkReceiptsAnswer:
         """What became of messages of ours, of which the asking space says it. It is believed about those that are
         addressed to its own agents; the rest is refused, by number. While nobody there is known, nothing is refused."""
-        granted, told = self._granted(request), read_receipts(request.arguments.get("receipts") or [])
+        granted = self._granted(caller.id)
+        check_receipts(request.receipts)
         await self.receipts.ready()
         self._known(granted.link)
         theirs, refused, new = self.people.of_link(granted.link), [], 0
         if not theirs:  # as long as the worker here withdraws them
             raise ConflictError(f"nobody at the end of link {granted.link} is known now: tell it again later")
-        for number, each in enumerate(told):
+        for number, each in enumerate(request.receipts):
             key = (each.sender, each.id, each.to)
             if each.to in theirs and await self._is_ours(key, each.seq):
                 new += await self._write(key, each)
             else:
                 refused.append(number)
-        return {"new": new, "refused": refused}
+        return LinkReceiptsAnswer(new=new, refused=tuple(refused))
 
     async def _is_ours(self, key: Key, seq: int) -> bool:
         """Is or was there such a message? One that is gone is known by what was told of it before."""
@@ -319,19 +332,19 @@ class LinkMail:
 
     # --- theirs for us ---
 
-    @handles("admission", "mail")
-    async def offered(self, request: ControlRequest) -> Answer:
+    @handler(ImportMailRequest)
+    async def offered(self, _caller: Caller, request: ImportMailRequest) -> ImportVerdictsAnswer:
         """May these come in over a link? For each: `take`, `have` if it lies here or was read, `wait` if there is no
         room now or its sender is not known yet, or why it never may. `size` is what its payload has in bytes. `agreed`
         is the link record that they are to name. `anew`: look what lies here, because more may have been let in than
         we were told."""
-        link = request.text("link")
+        link, offered = request.link, request.mail
         on = link_on(self.space, link)
         if on is None or not on[1].passes_mail:
             raise DeniedError(f"link {link} is not on, or passes no direct messages")
-        offered = _offered(request.arguments.get("mail"))
+        _check_offers(offered)
         await self.receipts.ready()
-        if request.optional("anew", bool):
+        if request.anew:
             for each in offered:
                 self._lying.pop((each.to, each.sender), None)
         theirs = self.people.of_link(link)
@@ -341,9 +354,9 @@ class LinkMail:
             verdicts.append(verdict)
             if verdict == "take":
                 self._brought[each.sender] = link
-        return {"agreed": on[0], "verdicts": verdicts}
+        return ImportVerdictsAnswer(agreed=on[0], verdicts=tuple(verdicts))
 
-    async def _verdict(self, link: str, theirs: frozenset[str], mail: _OfferedMail) -> str:
+    async def _verdict(self, link: str, theirs: frozenset[str], mail: MailOffer) -> str:
         """Why a message is not taken, or that it is here; empty if it may come in."""
         if self.space.active_access(mail.to) is None:
             was = self.space.access(mail.to) is not None
@@ -373,12 +386,13 @@ class LinkMail:
             self._lying.popitem(last=False)
         return self._lying[pair]
 
-    @handles("admission", "took")
-    async def took(self, request: ControlRequest) -> Answer:
-        """These were let in: they are not let in again."""
-        for each in _offered(request.arguments.get("mail")):
+    @handler(ImportedMailRequest)
+    async def took(self, _caller: Caller, request: ImportedMailRequest) -> EmptyAnswer:
+        """Remembers what was imported, so that it is not imported again."""
+        _check_offers(request.mail)
+        for each in request.mail:
             (await self._ids(each.to, each.sender)).add(each.id)
-        return {}
+        return EmptyAnswer()
 
     async def _room(self, link: str, theirs: frozenset[str], wanted: int) -> _Room:
         info = await self.space.js.info(self.stream)
@@ -413,18 +427,18 @@ class LinkMail:
                 known[subject] = _Weight(number, size)
         return sum(weight.size * counts[each] // max(1, weight.messages) for each, weight in known.items())
 
-    @handles("admission", "receipts")
-    async def told_here(self, request: ControlRequest) -> Answer:
+    @handler(ImportReceiptsRequest)
+    async def told_here(self, _caller: Caller, request: ImportReceiptsRequest) -> ImportReceiptsAnswer:
         """What became of messages of other spaces after a sequence of an epoch, oldest first; `n` is the sequence. From
         the beginning, if the record there is not the one with this `mark`. What is removed here is the oldest, so a
         record that is gone, with others before it still there, was lost."""
-        at, s = Stamp(request.optional("after", int) or 0, request.optional("mark", str) or ""), self.space.subjects
+        at, s = Stamp(request.after, request.mark), self.space.subjects
         broker = self.space.js.connection.incarnation  # before anything is read: it may be another one afterwards
         info = await self.space.js.info(s.audit_stream)
         epoch, head = f"{(await self._ends())[0]} {info.get('created', '')}", int(info["state"]["last_seq"])
-        if request.optional("epoch", str) != epoch or not await self._is_told_at(at, info["state"]):
+        if request.epoch != epoch or not await self._is_told_at(at, info["state"]):
             at = Stamp(0, "")
-        found: list[dict[str, Any]] = []
+        found: list[ImportedReceipt] = []
         seen, read, more = at, 0, False
         async for page in self.space.js.read(s.audit_stream, s.audit("receipt") + ".*", at.seq + 1, head, page=200):
             for record in page:
@@ -432,8 +446,15 @@ class LinkMail:
             seen, read = Stamp(page[-1].seq, page[-1].mark), read + len(page)
             if more := seen.seq < head and (len(found) >= RECEIPTS_EACH or read >= RECEIPTS_READ):
                 break
-        said = {"receipts": found, "epoch": epoch, "broker": broker, "after": at.seq}
-        return {**said, "through": seen.seq, "mark": seen.mark, "more": more}
+        return ImportReceiptsAnswer(
+            receipts=tuple(found),
+            epoch=epoch,
+            broker=broker,
+            after=at.seq,
+            through=seen.seq,
+            mark=seen.mark,
+            more=more,
+        )
 
     async def _is_told_at(self, at: Stamp, state: Mapping[str, Any]) -> bool:
         """Is nothing at or before this receipt another one than there was?"""
@@ -444,7 +465,7 @@ class LinkMail:
         stored = await self.space.js.at(self.space.subjects.audit_stream, at.seq)
         return stored is not None and stored.mark == at.mark
 
-    def _foreign(self, record: StoredRecord) -> Iterable[dict[str, Any]]:
+    def _foreign(self, record: StoredRecord) -> Iterable[ImportedReceipt]:
         with suppress(ValueError, KeyError, TypeError):  # boundary: written by another version of us
             said = json.loads(record.payload)
             sender, mid, stage = said["of"]["sender"], said["of"]["id"], said["stage"]
@@ -452,8 +473,10 @@ class LinkMail:
             if told and self.space.access(sender) is None:
                 to = record.subject.rpartition(".")[2]
                 why = in_a_line(said.get("why", ""))
-                row = {"sender": sender, "id": mid, "to": to, "stage": stage, "why": why}
-                return [{**row, "n": record.seq, "mark": record.mark}]
+                stage = ReceiptStage(stage)
+                return [
+                    ImportedReceipt(sender=sender, id=mid, to=to, stage=stage, why=why, n=record.seq, mark=record.mark)
+                ]
         return []
 
     # --- telling that there is something ---
@@ -477,14 +500,9 @@ class LinkMail:
                 await self.space.js.connection.publish(s.live_link(str(links[link].peer)))
 
 
-def _offered(said: Any) -> list[_OfferedMail]:
-    try:
-        found = msgspec.convert(said, list[_OfferedMail])
-    except msgspec.ValidationError as error:
-        raise UsageError(f"admission mail: `mail` are rows of sender, id and to: {str(error)[:200]}") from error
-    if len(found) > MAIL_PER_PAGE or not all(is_message_id(each.id) for each in found):
-        raise UsageError(f"admission mail takes up to {MAIL_PER_PAGE} messages, each by its id")
-    for each in found:
+def _check_offers(offers: Iterable[MailOffer]) -> None:
+    for each in offers:
+        if not is_message_id(each.id):
+            raise UsageError(f"{each.id[:64]!r} is not a message id")
         check_agent_id(each.sender)
         check_agent_id(each.to)
-    return found

@@ -11,11 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
+from msgspec.structs import asdict, replace
 
+from tidings.contract.admin import (
+    EndLinkRequest,
+    LinkChangedAnswer,
+    LinkRecordRow,
+    LinkRecordsAnswer,
+    LinkRecordsRequest,
+    SetLinkRequest,
+)
+from tidings.contract.core import Caller
 from tidings.errors import ConflictError, InvalidName, UsageError
 from tidings.steward.context import SpaceContext, now
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.writer import ADMIN, RulingWriter
 from tidings.wire.names import check_token, is_agent_id, role_parts, shown_space
 from tidings.wire.rulings import Link
@@ -65,38 +74,37 @@ class LinkRecords:
     space: SpaceContext
     writer: RulingWriter
 
-    @handles("admin", "link_set")
-    async def link_set(self, request: ControlRequest) -> Answer:
-        """Write a link record; every field is said anew."""
-        record = _record(request)
+    @handler(SetLinkRequest)
+    async def link_set(self, caller: Caller, request: SetLinkRequest) -> LinkChangedAnswer:
+        """Writes a link record. No field is taken from the record before it."""
+        record = _record(caller, request)
         subject = self.space.subjects.link(record.link)
         async with self.writer.lock:
-            if (done := self.writer.operations.outcome(ADMIN, request.op, subject)) is not None:
-                return {"seq": done.seq}
+            if (done := self.writer.operations.outcome(ADMIN, caller.op, subject)) is not None:
+                return LinkChangedAnswer(done.seq)
             self._check(record)
-            return {"seq": await self.writer.write(subject, record)}
+            return LinkChangedAnswer(await self.writer.write(subject, record))
 
-    @handles("admin", "link_end")
-    async def link_end(self, request: ControlRequest) -> Answer:
-        """Write that nothing passes any more. Repeating it is harmless; of a link that never was it is nothing."""
-        link = check_token(request.text("link"), "link")
+    @handler(EndLinkRequest)
+    async def link_end(self, caller: Caller, request: EndLinkRequest) -> LinkChangedAnswer:
+        """Writes that nothing passes any more. Repeating it is harmless; for an unknown link it does nothing."""
+        link = check_token(request.link, "link")
         subject = self.space.subjects.link(link)
         async with self.writer.lock:
             found = next((each for each in links_in_force(self.space) if each[0] == link), None)
             if found is None:
-                return {"seq": 0}
+                return LinkChangedAnswer(0)
             _, seq, before = found
             if before.state == "off":
-                return {"seq": seq}
-            record = msgspec.structs.replace(before, op=request.op, at=now(), state="off")
-            return {"seq": await self.writer.write(subject, record)}
+                return LinkChangedAnswer(seq)
+            record = replace(before, op=caller.op, at=now(), state="off")
+            return LinkChangedAnswer(await self.writer.write(subject, record))
 
-    @handles("admin", "links")
-    async def links(self, request: ControlRequest) -> Answer:
-        """Which operation is in force for each: how a record that a log lost is found."""
-        del request
+    @handler(LinkRecordsRequest)
+    async def links(self, _caller: Caller, _request: LinkRecordsRequest) -> LinkRecordsAnswer:
+        """Returns the current operation of each link, so that a record that the log lost is found."""
         rows = links_in_force(self.space)
-        return {"links": {link: {"op": record.op, "seq": seq, "state": record.state} for link, seq, record in rows}}
+        return LinkRecordsAnswer({link: LinkRecordRow(record.op, seq, record.state) for link, seq, record in rows})
 
     def _check(self, record: Link) -> None:
         own = self.space.info.id
@@ -130,9 +138,8 @@ class LinkRecords:
                 raise ConflictError(f"user {record.peer} is the worker of link {name}: each link has one of its own")
 
 
-def _record(request: ControlRequest) -> Link:
-    fields: dict[str, Any] = {name: value for name, value in request.arguments.items() if value is not None}
+def _record(caller: Caller, request: SetLinkRequest) -> Link:
     try:
-        return msgspec.convert({**fields, "op": request.op, "at": now(), "state": "on"}, Link)
-    except (msgspec.ValidationError, ValueError, InvalidName) as error:
+        return Link(op=caller.op, at=now(), state="on", **asdict(request))
+    except (ValueError, InvalidName) as error:
         raise UsageError(f"this is not a link record: {error}") from error

@@ -12,16 +12,29 @@ the task is like any other. Its deadline is its asker's, and ends it here whatev
 
 from __future__ import annotations
 
-import base64
 import random
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Annotated, Any
+from functools import partial
 
 import msgspec
 
 from tidings.admin.link_registry import LinkLedger
+from tidings.contract.core import Caller
+from tidings.contract.links import (
+    ImportProgressAnswer,
+    ImportProgressRequest,
+    ImportTasksRequest,
+    ImportVerdictsAnswer,
+    LinkProgressAnswer,
+    LinkProgressRequest,
+    LinkTasksAnswer,
+    LinkTasksRequest,
+    TaskOffer,
+    TaskProgress,
+)
 from tidings.errors import ConflictError, DeniedError, MalformedMessage, OutcomeUnknown, UsageError
 from tidings.model.task_rules import EndedTask, TaskState, is_overdue
 from tidings.nats.errors import NatsError
@@ -31,14 +44,14 @@ from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.link_records import in_a_line, link_on, links_in_force, links_on
 from tidings.steward.linked_people import LinkedPeople
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.tasks import TaskQueues
 from tidings.wire import message as wire
-from tidings.wire.link_exchange import LONGEST_AGE, TASKS_PER_PAGE, LinkedTask, ToldTask, read_told_tasks
+from tidings.wire.link_exchange import LONGEST_AGE, TASKS_PER_PAGE, LinkedTask, ToldTask, check_told_tasks
 from tidings.wire.message import is_message_id
 from tidings.wire.names import check_agent_id, check_role, role_parts
 from tidings.wire.records import values_of
-from tidings.wire.seal import MOST_READERS, readers_of
+from tidings.wire.seal import readers_of
 from tidings.wire.signing import SIGNATURE_HEADER, verifies
 from tidings.wire.states import TaskCause, TaskStatus
 from tidings.wire.subjects import Task
@@ -58,16 +71,6 @@ MOST_PARTIAL = 64
 UNLINKED = "there is no link with its space any more; whether anybody there worked on it is not known"
 
 
-class _OfferedTask(msgspec.Struct, frozen=True):
-    sender: str
-    id: str
-    role: str = ""
-    #: who can open it
-    readers: tuple[str, ...] = ()
-    #: where it is in the queue here, if that is known
-    seq: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-
 class LinkTasks:
     def __init__(self, space: SpaceContext, linked: LinkHandlers, people: LinkedPeople, tasks: TaskQueues) -> None:
         self.space, self.linked, self.people, self.tasks = space, linked, people, tasks
@@ -84,28 +87,28 @@ class LinkTasks:
         #: the queues at the last look, and which spaces were linked
         self._looked: tuple[dict[Task, int], frozenset[str]] | None = None
 
-    def _granted(self, request: ControlRequest) -> GrantedLink:
-        granted = self.linked.granted(request.sender)
+    def _granted(self, user: str) -> GrantedLink:
+        granted = self.linked.granted(user)
         if not granted.record.passes_tasks:
             raise DeniedError(f"link {granted.link} passes no tasks")
         return granted
 
     # --- ours for them ---
 
-    @handles("link", "tasks")
-    async def handed_out(self, request: ControlRequest) -> Answer:
+    @handler(LinkTasksRequest)
+    async def handed_out(self, caller: Caller, request: LinkTasksRequest) -> LinkTasksAnswer:
         """Tasks for roles of the asking space, as many as it has `room` for, of each asker a few; of askers in
         `without`, and for roles in `busy`, none. What that space told of lately is left out."""
-        room = min(TASKS_PER_PAGE, request.optional("room", int) or 0)
-        without, busy = frozenset(request.texts("without")), frozenset(request.texts("busy"))
-        granted = self._granted(request)
+        room = min(TASKS_PER_PAGE, request.room)
+        without, busy = frozenset(request.without), frozenset(request.busy)
+        granted = self._granted(caller.id)
         async with self.turns.turn(granted.link):
             origin, queues = granted.record.origin, await self._queues() if room > 0 else {}
             wanted = [each for each in queues if role_parts(each.role)[1] == origin and each.sender not in without]
             found, more = await self._waiting([each for each in wanted if role_parts(each.role)[0] not in busy], room)
-            if self._granted(request).link != granted.link:
+            if self._granted(caller.id).link != granted.link:
                 raise ConflictError("the link changed while tasks were looked for: ask again")
-        return {"tasks": [msgspec.to_builtins(each) for each in found], "more": more}
+        return LinkTasksAnswer(tasks=tuple(found), more=more)
 
     async def _waiting(self, queues: list[Task], room: int) -> tuple[list[LinkedTask], bool]:
         random.shuffle(queues)  # nobody's is always the last
@@ -183,15 +186,15 @@ class LinkTasks:
             return frozenset(readers_of(wire.decode(record.payload)))
         return None
 
-    @handles("link", "progress")
-    async def progress(self, request: ControlRequest) -> Answer:
+    @handler(LinkProgressRequest)
+    async def progress(self, caller: Caller, request: LinkProgressRequest) -> LinkProgressAnswer:
         """How far tasks of ours are that the asking space has. It is believed about those for roles of its own, and of
         a result if an agent of it signed it."""
-        told = read_told_tasks(request.arguments.get("tasks") or [])
-        async with self.turns.turn(self._granted(request).link):
-            return await self._heard(self._granted(request), told)
+        check_told_tasks(request.tasks)
+        async with self.turns.turn(self._granted(caller.id).link):
+            return await self._heard(self._granted(caller.id), request.tasks)
 
-    async def _heard(self, granted: GrantedLink, told: list[ToldTask]) -> Answer:
+    async def _heard(self, granted: GrantedLink, told: Iterable[ToldTask]) -> LinkProgressAnswer:
         self._spoken = {key: at for key, at in self._spoken.items() if key in self.tasks.holds.abroad}
         refused, later = [], []
         for number, each in enumerate(told):
@@ -200,7 +203,7 @@ class LinkTasks:
                 refused.append(number)
             elif verdict == "later":
                 later.append(number)
-        return {"refused": refused, "later": later}
+        return LinkProgressAnswer(refused=tuple(refused), later=tuple(later))
 
     async def _hear(self, granted: GrantedLink, told: ToldTask) -> str:
         holds = self.tasks.holds
@@ -264,19 +267,20 @@ class LinkTasks:
 
     # --- theirs for us ---
 
-    @handles("admission", "tasks")
-    async def offered(self, request: ControlRequest) -> Answer:
+    @handler(ImportTasksRequest)
+    async def offered(self, _caller: Caller, request: ImportTasksRequest) -> ImportVerdictsAnswer:
         """May these be queued here? For each: `take`, `have` if it is here or was, `wait` if its sender is not known
         yet, or why it never may. `agreed` is the link record that they are to name."""
-        link = request.text("link")
+        link = request.link
         on = link_on(self.space, link)
         if on is None or not on[1].passes_tasks:
             raise DeniedError(f"link {link} is not on, or passes no tasks")
+        _check_offers(request.tasks)
         theirs = self.people.of_link(link)
-        verdicts = [await self._verdict(link, theirs, each) for each in _offered(request)]
-        return {"agreed": on[0], "verdicts": verdicts}
+        verdicts = [await self._verdict(link, theirs, each) for each in request.tasks]
+        return ImportVerdictsAnswer(agreed=on[0], verdicts=tuple(verdicts))
 
-    async def _verdict(self, link: str, theirs: frozenset[str], task: _OfferedTask) -> str:
+    async def _verdict(self, link: str, theirs: frozenset[str], task: TaskOffer) -> str:
         other = self.people.find(task.sender)
         if self.space.access(task.sender) is not None or (other is not None and other.link != link):
             return "no: its asker is an agent of another space than it came from"
@@ -286,34 +290,35 @@ class LinkTasks:
             return f"no: nobody for whom it was sealed holds the role {task.role} in {self.space.info.name}: ask again"
         return "take" if task.sender in theirs else f"wait: its space has not stated that {task.sender} is its agent"
 
-    @handles("admission", "progress")
-    async def progress_here(self, request: ControlRequest) -> Answer:
+    @handler(ImportProgressRequest)
+    async def progress_here(self, _caller: Caller, request: ImportProgressRequest) -> ImportProgressAnswer:
         """How far tasks of other spaces are here, in order; `unknown` if the queue does not have one any more."""
-        found: list[dict[str, Any]] = []
+        _check_offers(request.tasks)
+        found: list[TaskProgress] = []
         size = 0
-        for each in _offered(request):
-            row: dict[str, Any] = {"state": TaskStatus.UNKNOWN}
+        for each in request.tasks:
+            row = TaskProgress(state=TaskStatus.UNKNOWN)
             if self.space.access(each.sender) is None:  # a key that is an agent of ours now has tasks of its own
                 row = await self._state_of(await self.tasks.find(each.sender, each.id, each.seq or None))
-            size += len(row.get("result", ""))
+            size += len(row.result or b"") * 4 // 3  # as base64
             if found and size > PAGE_BYTES:
                 break
             found.append(row)
-        return {"tasks": found}
+        return ImportProgressAnswer(tasks=tuple(found))
 
-    async def _state_of(self, found: TaskState | EndedTask | str) -> dict[str, Any]:
+    async def _state_of(self, found: TaskState | EndedTask | str) -> TaskProgress:
         if isinstance(found, str):
-            return {"state": found}
-        facts: dict[str, Any] = {"worker": found.worker or "", "attempt": found.attempt}
+            return TaskProgress(state=TaskStatus(found))
+        row = partial(TaskProgress, worker=found.worker or "", attempt=found.attempt)
         if isinstance(found, TaskState):
-            return {**facts, "state": TaskStatus.CLAIMED if found.worker else TaskStatus.QUEUED}
+            return row(state=TaskStatus.CLAIMED if found.worker else TaskStatus.QUEUED)
         if found.state is TaskStatus.DONE:
             kept = await self.tasks.holds.records.result_of(found)
             if kept is not None:
-                return {**facts, "state": found.state, "result": base64.b64encode(kept[0]).decode(), "sig": kept[1]}
-            return {**facts, "state": TaskStatus.GONE}
+                return row(state=found.state, result=kept[0], sig=kept[1])
+            return row(state=TaskStatus.GONE)
         why = found.reasons[-1] if found.reasons else ""
-        return {**facts, "state": TaskStatus.DEAD, "cause": found.cause or "", "why": in_a_line(why)}
+        return row(state=TaskStatus.DEAD, cause=found.cause or "", why=in_a_line(why))
 
     # --- by itself ---
 
@@ -354,20 +359,13 @@ class LinkTasks:
                 await self.tasks.holds.bury(task, cause, why, record=record)
 
 
-def _offered(request: ControlRequest) -> list[_OfferedTask]:
-    try:
-        found = msgspec.convert(request.arguments.get("tasks"), list[_OfferedTask])
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{request.do}: `tasks` are rows of sender, id and role: {str(error)[:200]}") from error
-    if len(found) > TASKS_PER_PAGE or not all(is_message_id(each.id) for each in found):
-        raise UsageError(f"admission {request.do} takes up to {TASKS_PER_PAGE} tasks, each by its id")
-    for each in found:
+def _check_offers(offers: Iterable[TaskOffer]) -> None:
+    for each in offers:
+        if not is_message_id(each.id):
+            raise UsageError(f"{each.id[:64]!r} is not a message id")
         check_agent_id(each.sender)
         if each.role:
             check_role(each.role)
-        if len(each.readers) > MOST_READERS:
-            raise UsageError(f"admission {request.do}: a task has at most {MOST_READERS} readers")
-    return found
 
 
 def _is_result(told: ToldTask, origin: str) -> bool:

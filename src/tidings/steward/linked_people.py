@@ -9,18 +9,27 @@ belongs to one space: one that is an agent of ours, or of a space that stated it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from tidings.errors import DeniedError, InvalidName, UsageError
+from tidings.contract.channels import RawRecord
+from tidings.contract.core import Caller
+from tidings.contract.links import (
+    DirectoryRow,
+    ImportDirectoryAnswer,
+    ImportDirectoryRequest,
+    LinkRosterAnswer,
+    LinkRosterRequest,
+)
+from tidings.errors import DeniedError, UsageError
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.link_records import links_on
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.roster_service import RosterService
 from tidings.wire.link_exchange import (
     MOST_PEOPLE,
@@ -70,18 +79,6 @@ class _Kept:
     @property
     def keys(self) -> tuple[str, ...]:
         return (*self.people, *self.gone)
-
-
-class _PersonRow(msgspec.Struct, frozen=True):
-    id: str
-    name: str
-    roles: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_agent_id(self.id)
-        check_agent_name(self.name)
-        for role in self.roles:
-            check_role(role)
 
 
 class LinkedPeople:
@@ -185,35 +182,31 @@ class LinkedPeople:
             self.admit(self._kept[link].people)
         self._passing = passing
 
-    @handles("admission", "people")
-    async def hand_over(self, request: ControlRequest) -> Answer:
+    @handler(ImportDirectoryRequest)
+    async def hand_over(self, _caller: Caller, request: ImportDirectoryRequest) -> ImportDirectoryAnswer:
         """Who is in a linked space, in pages: `people` from number `after` on, and whether there are `more`; with the
         last of them, who has `gone`, and whether they are `hidden`: they keep their mail, and are shown to nobody;
         and whether their space lets `direct` messages and `tasks` pass: if not, what was written to them waits.
         Asked without people it answers which `version` is known. Who is one of ours, or of another space, is
         refused."""
-        link, version = request.text("link"), request.text("version")
+        link, version, rows, after = request.link, request.version, request.people, request.after
         if link not in self._sharing():
             raise DeniedError(f"link {link} is not on, or does not share its roster")
-        people = request.arguments.get("people")
         kept = self._kept.setdefault(link, _Kept())
-        if people is None:
-            return {"version": kept.version, "refused": []}
-        rows, gone = _rows(people), frozenset(request.texts("gone"))
-        after = request.optional("after", int) or 0
+        if rows is None:
+            return ImportDirectoryAnswer(version=kept.version, refused=())
+        _check_rows(rows)
         if after == 0:
             kept.staged, kept.rows, kept.told = version, {}, 0
         if kept.staged != version or kept.told != after or after + len(rows) > MOST_PEOPLE:
             raise UsageError(f"admission people: {kept.told} of this version are known; begin again from 0")
-        refused = [each.id for each in rows if self._is_elsewhere(each.id, link)]
+        refused = tuple(each.id for each in rows if self._is_elsewhere(each.id, link))
         kept.rows |= {each.id: Agent(id=each.id, name=each.name, roles=each.roles) for each in rows}
         kept.told += len(rows)
-        if not request.optional("more", bool):
-            kept.hidden = bool(request.optional("hidden", bool))
-            kept.direct = request.optional("direct", bool) is not False
-            kept.tasks = bool(request.optional("tasks", bool))
-            self._replace(link, kept, gone)
-        return {"version": kept.version, "refused": refused}
+        if not request.more:
+            kept.hidden, kept.direct, kept.tasks = request.hidden, request.direct, request.tasks
+            self._replace(link, kept, frozenset(request.gone))
+        return ImportDirectoryAnswer(version=kept.version, refused=refused)
 
     def _replace(self, link: str, kept: _Kept, gone: frozenset[str]) -> None:
         """What was handed over takes the place of what was known, but for keys that belong to somebody else."""
@@ -233,14 +226,14 @@ class LinkedPeople:
         return self.space.access(agent_id) is not None or self._owners.get(agent_id, link) != link
 
 
-def _rows(people: Any) -> list[_PersonRow]:
-    try:
-        rows = msgspec.convert(people, list[_PersonRow])
-    except (msgspec.ValidationError, InvalidName) as error:
-        raise UsageError(f"admission people: `people` are rows of id, name and roles: {str(error)[:200]}") from error
-    if len(rows) > PEOPLE_PER_PAGE or len({each.id for each in rows}) != len(rows):
-        raise UsageError(f"admission people takes up to {PEOPLE_PER_PAGE} at once, each once")
-    return rows
+def _check_rows(rows: Sequence[DirectoryRow]) -> None:
+    if len({each.id for each in rows}) != len(rows):
+        raise UsageError("admission people: `people` names an agent twice")
+    for each in rows:
+        check_agent_id(each.id)
+        check_agent_name(each.name)
+        for role in each.roles:
+            check_role(role)
 
 
 class RosterStatements:
@@ -251,16 +244,15 @@ class RosterStatements:
         self.linked, self.roster = linked, roster
         self.turns = ConcurrencyLimit(AT_ONCE, EACH, "a roster of this link is being told already: wait for it")
 
-    @handles("link", "roster")
-    async def people(self, request: ControlRequest) -> Answer:
+    @handler(LinkRosterRequest)
+    async def people(self, caller: Caller, request: LinkRosterRequest) -> LinkRosterAnswer:
         """Agents whose access records lie after a sequence, revoked ones too. `key`: the steward's, as it is known
         there; if it is another one now, the records that named it come too."""
-        after = request.optional("after", int) or 0
-        link = self._granted(request).link
+        after, link = request.after, self._granted(caller.id).link
         async with self.turns.turn(link):
-            told = request.optional("key", str) == self.writer.key.id
+            told = request.key == self.writer.key.id
             rotations = [] if told else await self.roster.rotations()
-            granted, key = self._granted(request), self.writer.key  # as they are when the answer is made
+            granted, key = self._granted(caller.id), self.writer.key  # as they are when the answer is made
             owned = ((self.writer.access_seq(owner), owner) for owner in self.space.table.owners())
             due = sorted(each for each in owned if each[0] > after)
             people: list[Statement] = []
@@ -270,19 +262,19 @@ class RosterStatements:
                 through = seq
                 if sum(len(each.text) for each in people) > STATED_CHARACTERS:
                     break
-        return {
-            "people": [{"text": each.text, "sig": each.sig} for each in people],
-            "through": through,
-            "more": len(due) > len(people),
-            "epoch": self.linked.marks.file.epoch,
-            "key": key.id,
-            "rotations": rotations,
-            "direct": granted.record.passes_mail,
-            "tasks": granted.record.passes_tasks,
-        }
+        return LinkRosterAnswer(
+            people=tuple(people),
+            through=through,
+            more=len(due) > len(people),
+            epoch=self.linked.marks.file.epoch,
+            key=key.id,
+            rotations=msgspec.convert(rotations, tuple[RawRecord, ...]),
+            direct=granted.record.passes_mail,
+            tasks=granted.record.passes_tasks,
+        )
 
-    def _granted(self, request: ControlRequest) -> GrantedLink:
-        granted = self.linked.granted(request.sender)
+    def _granted(self, user: str) -> GrantedLink:
+        granted = self.linked.granted(user)
         if granted.record.roster != "on":
             raise DeniedError(f"link {granted.link} does not share who is in space {self.space.info.name}")
         return granted

@@ -21,13 +21,15 @@ import time
 from collections import Counter, defaultdict
 
 from tidings.admin.agents import LIVE, Ledger
+from tidings.contract.core import Caller
+from tidings.contract.mail import MailboxRoomAnswer, MailboxRoomRequest
 from tidings.errors import ConfigError
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.quotas import MOST_INVENTED
 from tidings.steward.receipts import ReceiptStore
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.retention import archive_needs
 from tidings.wire.names import check_agent_id
 from tidings.wire.states import ReceiptStage
@@ -82,11 +84,10 @@ class Mail:
         self.removed += removed
         return removed
 
-    @handles("receipt", "room")
-    async def room(self, request: ControlRequest) -> Answer:
-        """Make room in a mailbox that is full of what the caller sent and its target has read."""
-        self.space.access_of(request.sender)
-        return {"made": await self.make_room(request.sender, check_agent_id(request.text("to")))}
+    @handler(MailboxRoomRequest)
+    async def room(self, caller: Caller, request: MailboxRoomRequest) -> MailboxRoomAnswer:
+        self.space.access_of(caller.id)
+        return MailboxRoomAnswer(made=await self.make_room(caller.id, check_agent_id(request.to)))
 
     async def make_room(self, sender: str, target: str) -> int:
         """A pair that is full of what was read: the oldest goes now, and not in a round's time. Answers how much.

@@ -15,26 +15,40 @@ import asyncio
 import json
 import logging
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from msgspec import UNSET
+
+from tidings.contract.core import Caller
+from tidings.contract.mail import (
+    MAX_RECEIPTS,
+    RECEIPT_WAIT,
+    ReaderReceipt,
+    ReceiptRow,
+    ReportReceiptsAnswer,
+    ReportReceiptsRequest,
+    WaitForReceiptAnswer,
+    WaitForReceiptRequest,
+    WatchReceiptsAnswer,
+    WatchReceiptsRequest,
+)
 from tidings.errors import DeniedError, TidingsError, UsageError
 from tidings.nats.errors import ApiError
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.fair_queue import ConcurrencyLimit
-from tidings.steward.requests import Answer, ControlRequest, Idle, handles
+from tidings.steward.requests import Idle, handler
+from tidings.wire.message import check_message_id
 from tidings.wire.names import check_agent_id
-from tidings.wire.operations import RECEIPT_WAIT
 from tidings.wire.records import moment, seconds_of
-from tidings.wire.states import READER_STAGES, ReceiptStage
+from tidings.wire.states import ReceiptStage
 
 #: in place of a reader, in the key of a channel message that no reader shows
 NOBODY = "void"
 KEPT = 50_000
-MOST_RECEIPTS = 512
 #: records looked up at the same time for one request
 AT_ONCE = 32
 READ_BACK = 20_000
@@ -304,37 +318,39 @@ class ReceiptHandlers:
         self.space = space
         self.receipts = receipts
 
-    @handles("receipt", "put")
-    async def put(self, request: ControlRequest) -> Answer:
-        """`receipts`: [{seq, stage}], or one `seq` and `stage`. What is not addressed to the caller is refused.
+    @handler(ReportReceiptsRequest)
+    async def report(self, caller: Caller, request: ReportReceiptsRequest) -> ReportReceiptsAnswer:
+        """Refuses receipts of messages that are not addressed to the caller.
 
-        Who tells late adds `sender` and `id`: a message whose record has gone is known by them if it was told of
-        before, and a sequence that was used again for another message is not taken for it.
+        A receipt that is reported late has `sender` and `id`: a message whose record has gone is known by them if a
+        receipt of it came before, and a sequence that was used again for another message is not taken for it.
         """
-        self.space.access_of(request.sender)
-        if request.arguments.get("stream", "dm") != "dm":
-            raise UsageError("receipts are for direct messages: `stream` is dm")
-        single = "seq" in request.arguments
-        told = _told([request.arguments] if single else request.arguments.get("receipts"))
+        self.space.access_of(caller.id)
+        single = request.seq is not None
+        reported = _reported(request)
         await self.receipts.ready()
         accepted: list[tuple[Key, int, ReceiptStage]] = []
         refused: list[int] = []
-        async with self.receipts.telling.turn(request.sender):
-            keys = await self._addressed({each.seq for each in told if self._known(request, each) is None})
-        for each in told:
-            known = self._known(request, each)
+        async with self.receipts.telling.turn(caller.id):
+            keys = await self._addressed({each.seq for each in reported if self._known(caller, each) is None})
+        for each in reported:
+            known = self._known(caller, each)
             key = known or keys.get(each.seq)
-            if key is None or key[2] != request.sender or (each.of is not None and key[:2] != each.of):
+            named = (each.sender, each.id)
+            if key is None or key[2] != caller.id or (each.sender is not None and key[:2] != named):
                 refused.append(each.seq)
             else:
-                accepted.append((key, self.receipts.lives[key].seq if known else each.seq, each.stage))
+                seq = self.receipts.lives[key].seq if known else each.seq
+                accepted.append((key, seq, ReceiptStage(each.stage)))
         if single and refused:
             raise DeniedError(f"the direct message {refused[0]} is not addressed to you, or is gone")
-        return {"new": await self.receipts.write(accepted), "refused": refused}
+        return ReportReceiptsAnswer(new=await self.receipts.write(accepted), refused=tuple(refused))
 
-    def _known(self, request: ControlRequest, told: Told) -> Key | None:
-        """The message by what was told of it before."""
-        key = (*told.of, request.sender) if told.of is not None else None
+    def _known(self, caller: Caller, receipt: ReaderReceipt) -> Key | None:
+        """Returns the key of a message that an earlier receipt named."""
+        if receipt.sender is None or receipt.id is None:
+            return None
+        key = (receipt.sender, receipt.id, caller.id)
         return key if key in self.receipts.lives else None
 
     async def _addressed(self, seqs: set[int]) -> dict[int, Key | None]:
@@ -346,84 +362,61 @@ class ReceiptHandlers:
             found |= zip(part, await asyncio.gather(*map(self.receipts.addressed, part)), strict=True)
         return found
 
-    @handles("receipt", "wait")
-    async def wait(self, request: ControlRequest) -> Answer:
-        """Wait for a receipt of a message of one's own: the key begins with who asks, so nobody sees another's."""
-        self.space.access_of(request.sender)
-        key = (request.sender, request.message_id(), check_agent_id(request.text("to")))
-        wanted = request.arguments.get("stage", ReceiptStage.DELIVERED)
-        known = [each for each in ReceiptStage if each.rank >= 0]
-        if wanted not in known:
-            raise UsageError(f"stages are {', '.join(known)}")
-        stage = ReceiptStage(wanted)
+    @handler(WaitForReceiptRequest)
+    async def wait(self, caller: Caller, request: WaitForReceiptRequest) -> WaitForReceiptAnswer:
+        """The key begins with the caller, so that agents see only receipts of their own messages."""
+        self.space.access_of(caller.id)
+        key = (caller.id, check_message_id(request.id), check_agent_id(request.to))
+        stage = ReceiptStage(request.stage)
         receipts = self.receipts
         await receipts.ready()
-        found = receipts.stage_of(key) or await self._stored_stage(request, key)
+        found = receipts.stage_of(key) or await self._stored_stage(request.seq, key)
         if not reached(found, stage):
             found = await receipts.wait(key, stage, _seconds(request)) or found
         life = receipts.lives.get(key)
         stages, why = (dict(life.stages), life.why) if life else ({}, "")
-        return {"stage": found, "reached": reached(found, stage), "stages": stages, "why": why}
+        return WaitForReceiptAnswer(stage=found, reached=reached(found, stage), stages=stages, why=why)
 
-    async def _stored_stage(self, request: ControlRequest, key: Key) -> ReceiptStage:
+    async def _stored_stage(self, seq: int | None, key: Key) -> ReceiptStage:
         """`confirmed` if the record is where the caller says; without a place nothing is searched for."""
-        seq = request.optional("seq", int)
         return ReceiptStage.CONFIRMED if seq and await self.receipts.addressed(seq) == key else ReceiptStage.UNKNOWN
 
-    @handles("receipt", "watch")
-    async def watch(self, request: ControlRequest) -> Answer:
-        """Receipts of the caller's own messages newer than `since`, waiting for the first.
-
-        `cursor` is the next `since`. `waited` false: too many wait already, so ask again later, not at once.
-        """
-        self.space.access_of(request.sender)
-        since = request.optional("since", int) or 0
+    @handler(WatchReceiptsRequest)
+    async def watch(self, caller: Caller, request: WatchReceiptsRequest) -> WatchReceiptsAnswer:
+        self.space.access_of(caller.id)
         receipts = self.receipts
         await receipts.ready()
-        if since > receipts.newest:
-            since = 0  # counted by another steward while AUD was full
-        news, waited = await receipts.watch(request.sender, since, _seconds(request))
-        told = [
-            {
-                "id": each.key[1],
-                "to": each.key[2],
-                "seq": each.seq,
-                "stage": each.stage,
-                "at": each.at,
-                **({"why": each.why, "channel": each.channel} if each.why else {}),
-            }
+        # a larger cursor was counted by another steward while AUD was full
+        since = request.since if request.since <= receipts.newest else 0
+        news, waited = await receipts.watch(caller.id, since, _seconds(request))
+        rows = tuple(
+            ReceiptRow(
+                id=each.key[1],
+                to=each.key[2],
+                seq=each.seq,
+                stage=each.stage,
+                at=each.at,
+                why=each.why,
+                channel=each.channel if each.why else UNSET,
+            )
             for each in news
-        ]
-        return {"news": told, "cursor": max(since, receipts.newest if not news else news[-1].n), "waited": waited}
+        )
+        return WatchReceiptsAnswer(rows, cursor=max(since, receipts.newest if not news else news[-1].n), waited=waited)
 
 
-class Told(NamedTuple):
-    """One receipt as its reader tells it. `of` is the sender and id it speaks of, if the reader says so."""
-
-    seq: int
-    stage: ReceiptStage
-    of: tuple[str, str] | None
-
-
-def _told(items: Any) -> list[Told]:
-    if not isinstance(items, list) or not 0 < len(items) <= MOST_RECEIPTS:
-        raise UsageError(f"receipt put needs `receipts`, a list of 1 to {MOST_RECEIPTS}")
-    return [_one_told(item if isinstance(item, dict) else {}) for item in items]
-
-
-def _one_told(item: Mapping[str, Any]) -> Told:
-    seq, stage = item.get("seq"), item.get("stage")
-    if type(seq) is not int or seq < 1 or stage not in READER_STAGES:
-        raise UsageError(f"a receipt has `seq` and `stage`, one of {', '.join(READER_STAGES)}")
-    sender, mid = item.get("sender"), item.get("id")
-    of = (sender, mid) if isinstance(sender, str) and isinstance(mid, str) else None
-    if of is None and (sender is not None or mid is not None):
-        raise UsageError("a receipt that names its message has `sender` and `id`, both texts")
-    return Told(seq, ReceiptStage(stage), of)
+def _reported(request: ReportReceiptsRequest) -> tuple[ReaderReceipt, ...]:
+    """Returns the receipts of a request. Raises UsageError if it has none, or one that names its message in part."""
+    reported = request.receipts
+    if request.seq is not None:
+        if request.stage is None:
+            raise UsageError("receipt put: missing field `stage`")
+        reported = (ReaderReceipt(request.seq, request.stage, request.sender, request.id),)
+    if not reported:
+        raise UsageError(f"receipt put needs `receipts` (1 to {MAX_RECEIPTS}), or `seq` and `stage` of one")
+    if any((each.sender is None) != (each.id is None) for each in reported):
+        raise UsageError("receipt put: a receipt that names its message has both `sender` and `id`")
+    return reported
 
 
-def _seconds(request: ControlRequest) -> float:
-    value = request.arguments.get("timeout", request.arguments.get("wait", RECEIPT_WAIT))
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise UsageError("receipt wait: `timeout` is a number of seconds")
-    return min(float(value), RECEIPT_WAIT)
+def _seconds(request: WaitForReceiptRequest | WatchReceiptsRequest) -> float:
+    return min(request.wait if request.timeout is None else request.timeout, RECEIPT_WAIT)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from tidings.contract.agents import BeatRequest
 from tidings.wire.records import moment
-from tidings.wire.roster import Agent, Beat
+from tidings.wire.roster import Agent
 from tidings.wire.rulings import Access
 
 #: bytes of rows in one delta or page
@@ -31,7 +32,7 @@ SequenceOf = Callable[[str], int]
 
 @dataclass(slots=True)
 class _Session:
-    beat: Beat
+    beat: BeatRequest
     heard: float
 
 
@@ -47,7 +48,7 @@ class _Presence:
     #: when that session last said that it lives; None of one that does not say it, of which silence proves nothing
     heard: float | None = None
 
-    def speaks(self) -> Beat | None:
+    def speaks(self) -> BeatRequest | None:
         if self.holder in self.sessions:
             return self.sessions[self.holder].beat
         return next((session.beat for session in self.sessions.values()), None)
@@ -95,7 +96,7 @@ class RosterTable:
         self._standing[owner] = number
         self._changed.add(owner)
 
-    def beat(self, owner: str, beat: Beat, heard: float, seen: float) -> None:
+    def beat(self, owner: str, beat: BeatRequest, heard: float, seen: float) -> None:
         presence = self._of(owner)
         before = presence.speaks()
         if beat.status == "offline":
@@ -204,7 +205,7 @@ class RosterTable:
             return row
         return replace(row, status=said.status, activity=said.activity, model=said.model, attention=said.attention.mode)
 
-    def running(self, owner: str, *, but: str) -> Beat | None:
+    def running(self, owner: str, *, but: str) -> BeatRequest | None:
         """What the session that speaks for `owner` said, as if the session `but` were not there."""
         presence = self._presence.get(owner) or _Presence()
         others = {key: session for key, session in presence.sessions.items() if key != but}

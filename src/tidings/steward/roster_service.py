@@ -16,21 +16,39 @@ from typing import Any
 
 import msgspec
 
+from tidings.contract.agents import (
+    AttentionAnswer,
+    AttentionRequest,
+    BeatAnswer,
+    BeatRequest,
+    ChangeAttentionRequest,
+    EndedSessionAnswer,
+    EndedSessionRequest,
+    KeptAttention,
+    NameRow,
+    NamesAnswer,
+    NamesRequest,
+    ReleaseSessionRequest,
+    RosterAnswer,
+    RosterRequest,
+    SessionAnswer,
+    TakeSessionRequest,
+)
+from tidings.contract.channels import RawRecord
+from tidings.contract.core import Caller, EmptyAnswer
 from tidings.errors import ConflictError, TidingsError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.steward.backstop import BackstopWatch
 from tidings.steward.context import SpaceContext
-from tidings.steward.history import encoded
+from tidings.steward.history import raw_record
 from tidings.steward.marks import Marks
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.roster import RosterTable, pages
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.writer import RulingWriter
-from tidings.wire.roster import Attention, Count, Delta, read_beat, sign_delta
+from tidings.wire.roster import Attention, Delta, Level, Mode, sign_delta
 from tidings.wire.subjects import AccessSubject, MemberSubject
 
-#: ids in one question for names
-MOST_NAMES = 64
 SEEN_KEY, ATTENTION_KEY = "roster.seen", "roster.attention"
 SAVE_EVERY = 60.0
 #: how far ahead of this clock the number of a session may be; numbers are milliseconds, and clocks differ
@@ -62,7 +80,7 @@ class RosterService:
         self._swept = 0.0
         self._saved = time.monotonic()
         self._saved_seen: dict[str, float] = {}
-        self._rotations: dict[int, dict[str, Any]] = {}
+        self._rotations: dict[int, RawRecord] = {}
 
     async def load(self) -> None:
         """Start from the access records, and from when each agent was last seen."""
@@ -80,11 +98,11 @@ class RosterService:
         if isinstance(parsed, AccessSubject | MemberSubject):
             self.table.admit([parsed.owner])
 
-    @handles("presence", "beat")
-    async def beat(self, request: ControlRequest) -> Answer:
-        self.space.access_of(request.sender)
-        self.table.beat(request.sender, read_beat(request.arguments), time.monotonic(), time.time())
-        return {"boot": self.boot}
+    @handler(BeatRequest)
+    async def beat(self, caller: Caller, request: BeatRequest) -> BeatAnswer:
+        self.space.access_of(caller.id)
+        self.table.beat(caller.id, request, time.monotonic(), time.time())
+        return BeatAnswer(self.boot)
 
     async def tick(self) -> None:
         """Tell what changed, or at least that we live, while anybody is there to hear it."""
@@ -146,79 +164,69 @@ class RosterService:
         else:
             self._saved_seen = seen
 
-    async def rotations(self) -> list[dict[str, Any]]:
+    async def rotations(self) -> list[RawRecord]:
         """The records that named a new steward key, as they are stored: readers follow them from their anchor."""
         for seq in self.space.table.rotations:
             if seq not in self._rotations:
                 stored = await self.space.js.at(self.space.subjects.log_stream, seq)
                 if stored is not None:
-                    self._rotations[seq] = encoded(stored)
+                    self._rotations[seq] = raw_record(stored)
         return [self._rotations[seq] for seq in self.space.table.rotations if seq in self._rotations]
 
     # --- requests ---
 
-    @handles("roster", "snapshot")
-    async def snapshot(self, request: ControlRequest) -> Answer:
-        """A page of the directory, in order of ids; `after` continues it. Deltas above the first `n` come on top."""
-        self.space.access_of(request.sender)
-        after = request.optional("after", str) or ""
+    @handler(RosterRequest)
+    async def snapshot(self, caller: Caller, request: RosterRequest) -> RosterAnswer:
+        self.space.access_of(caller.id)
+        is_first = not request.after
         facts = await self.facts()
-        rotations = [] if after else await self.rotations()
-        standing = self.attention.of(request.sender)
-        page, more = self.table.page(after)
-        return {
-            "boot": self.boot,
-            "n": self.n,
-            "rows": msgspec.to_builtins(page),
-            "next": page[-1].id if more else None,
-            "ttl": self.table.ttl,
-            "epoch": self.marks.file.epoch,
-            "damage": [] if after else self.store.told_to(request.sender),
-            "told": self.store.told[request.sender],
-            "rotations": rotations,
-            "attention": msgspec.to_builtins(standing) if standing else None,
-            **msgspec.to_builtins(facts),
-        }
+        rotations = await self.rotations() if is_first else []
+        page, more = self.table.page(request.after or "")
+        return RosterAnswer(
+            boot=self.boot,
+            n=self.n,
+            rows=tuple(page),
+            next=page[-1].id if more else None,
+            ttl=self.table.ttl,
+            epoch=self.marks.file.epoch,
+            damage=tuple(self.store.told_to(caller.id)) if is_first else (),
+            told=self.store.told[caller.id],
+            rotations=tuple(rotations),
+            attention=self.attention.of(caller.id),
+            **facts,
+        )
 
-    @handles("roster", "names")
-    async def names(self, request: ControlRequest) -> Answer:
-        """Who ids are, by their access records: also agents that are revoked, which no roster lists. Agents of linked
-        spaces that tell who is there are called `name@space`."""
-        self.space.access_of(request.sender)
-        ids = request.arguments.get("ids")
-        if not isinstance(ids, list) or len(ids) > MOST_NAMES or not all(isinstance(each, str) for each in ids):
-            raise UsageError(f"roster names needs `ids`, a list of at most {MOST_NAMES} ids of agents")
-        known = {each: self.space.access(each) or self.table.row(each) for each in ids}
-        return {"names": {each: {"name": a.name, "roles": list(a.roles)} for each, a in known.items() if a is not None}}
+    @handler(NamesRequest)
+    async def names(self, caller: Caller, request: NamesRequest) -> NamesAnswer:
+        """Names agents by their access records, so that revoked ones, which no roster lists, have one too."""
+        self.space.access_of(caller.id)
+        known = {each: self.space.access(each) or self.table.row(each) for each in request.ids}
+        return NamesAnswer({each: NameRow(a.name, a.roles) for each, a in known.items() if a is not None})
 
-    @handles("session", "take")
-    async def take_session(self, request: ControlRequest) -> Answer:
-        """Receive as this session. `held`: the number it had, so that asking again never wins over a newer one."""
-        self.space.access_of(request.sender)
-        session, held, ended = request.text("session"), request.optional("held", int), request.optional("ended", int)
+    @handler(TakeSessionRequest)
+    async def take_session(self, caller: Caller, request: TakeSessionRequest) -> SessionAnswer:
+        self.space.access_of(caller.id)
+        session, held = request.session, request.held
         now_ms = time.time_ns() // 1_000_000
-        if not 8 <= len(session) <= 64 or (held is not None and not 0 < held <= now_ms + CLOCK_SLACK_MS):
-            raise UsageError(
-                "session take needs `session` (8 to 64 characters) and, if one was held, its number as `held`"
-            )
+        if held is not None and held > now_ms + CLOCK_SLACK_MS:
+            raise UsageError("session take: `held` is not the number of a session: it lies in the future")
         table = self.table
-        renews = held is not None and table.is_held_by(request.sender, session)
-        number, superseded = table.take(request.sender, session, held, now_ms, ended=ended, heard=time.monotonic())
-        unsettled = 0 if superseded or renews else await self._in_hand(request.sender)
-        return {"number": number, "superseded": superseded, "boot": self.boot, "unsettled": unsettled}
+        renews = held is not None and table.is_held_by(caller.id, session)
+        heard = time.monotonic()
+        number, superseded = table.take(caller.id, session, held, now_ms, ended=request.ended, heard=heard)
+        unsettled = 0 if superseded or renews else await self._in_hand(caller.id)
+        return SessionAnswer(number=number, superseded=superseded, boot=self.boot, unsettled=unsettled)
 
-    @handles("session", "release")
-    async def release_session(self, request: ControlRequest) -> Answer:
-        """This session receives no longer, and nobody took its place."""
-        self.space.access_of(request.sender)
-        self.table.release(request.sender, request.text("session"))
-        return {}
+    @handler(ReleaseSessionRequest)
+    async def release_session(self, caller: Caller, request: ReleaseSessionRequest) -> EmptyAnswer:
+        self.space.access_of(caller.id)
+        self.table.release(caller.id, request.session)
+        return EmptyAnswer()
 
-    @handles("session", "ended")
-    async def ended_session(self, request: ControlRequest) -> Answer:
-        """Did the session that receives for the asker end? Its number if it did, for `take`; None while it may live."""
-        self.space.access_of(request.sender)
-        return {"ended": self.table.ended(request.sender, time.monotonic())}
+    @handler(EndedSessionRequest)
+    async def ended_session(self, caller: Caller, _request: EndedSessionRequest) -> EndedSessionAnswer:
+        self.space.access_of(caller.id)
+        return EndedSessionAnswer(self.table.ended(caller.id, time.monotonic()))
 
     async def _in_hand(self, owner: str) -> int:
         """Frames of this agent that a session had in hand and left: the broker brings them after its patience."""
@@ -228,38 +236,28 @@ class RosterService:
             info = None
         return int(info.get("num_ack_pending", 0)) if info else 0
 
-    def _attention(self, request: ControlRequest) -> dict[str, Any]:
-        standing = self.attention.of(request.sender)
-        running = self.table.running(request.sender, but=request.optional("session", str) or "")
-        return {
-            "standing": msgspec.to_builtins(standing.attention) if standing else None,
-            "number": standing.number if standing else 0,
-            "running": msgspec.to_builtins(running.attention) if running else None,
-        }
+    def _attention(self, agent: str, session: str | None) -> AttentionAnswer:
+        standing = self.attention.of(agent)
+        running = self.table.running(agent, but=session or "")
+        return AttentionAnswer(
+            standing=standing.attention if standing else None,
+            number=standing.number if standing else 0,
+            running=running.attention if running else None,
+        )
 
-    @handles("attention", "get")
-    async def get_attention(self, request: ControlRequest) -> dict[str, Any]:
-        """The caller's standing attention, and what its running session says now, if another than `session` runs."""
-        self.space.access_of(request.sender)
-        return self._attention(request)
+    @handler(AttentionRequest)
+    async def get_attention(self, caller: Caller, request: AttentionRequest) -> AttentionAnswer:
+        self.space.access_of(caller.id)
+        return self._attention(caller.id, request.session)
 
-    @handles("attention", "set")
-    async def set_attention(self, request: ControlRequest) -> dict[str, Any]:
-        """Change mode, levels of channels, or both."""
-        self.space.access_of(request.sender)
-        mode, levels = request.optional("mode", str), request.optional("channels", dict) or {}
-        if mode is None and not levels:
-            raise UsageError("attention set needs `mode`, or `channels` with a level each")
-        standing = await self.attention.set(request.sender, mode, levels)
-        self.table.stand(request.sender, standing.number)
-        return self._attention(request)
-
-
-class Standing(msgspec.Struct, frozen=True):
-    """What an agent last said, and the number of that change: milliseconds, so that a later one is higher."""
-
-    attention: Attention
-    number: Count
+    @handler(ChangeAttentionRequest)
+    async def set_attention(self, caller: Caller, request: ChangeAttentionRequest) -> AttentionAnswer:
+        self.space.access_of(caller.id)
+        if request.mode is None and not request.channels:
+            raise UsageError("attention set: give `mode`, or `channels` with a level for each")
+        standing = await self.attention.set(caller.id, request.mode, request.channels)
+        self.table.stand(caller.id, standing.number)
+        return self._attention(caller.id, request.session)
 
 
 class StandingAttention:
@@ -270,33 +268,35 @@ class StandingAttention:
 
     def __init__(self, space: SpaceContext) -> None:
         self.space = space
-        self._by_owner: dict[str, Standing] = {}
+        self._by_owner: dict[str, KeptAttention] = {}
         self._lock = asyncio.Lock()
 
     async def load(self) -> dict[str, int]:
         """Read what was kept. Answers the number of each agent."""
         entry = await self.space.state.get(ATTENTION_KEY)
         try:
-            self._by_owner = msgspec.convert(entry.value if entry is not None else {}, dict[str, Standing])
+            self._by_owner = msgspec.convert(entry.value if entry is not None else {}, dict[str, KeptAttention])
         except (msgspec.ValidationError, ValueError) as error:  # a steward that serves matters more
             log.warning("kept attention cannot be read and is forgotten: %s", error)
         return {owner: each.number for owner, each in self._by_owner.items()}
 
-    def of(self, owner: str) -> Standing | None:
+    def of(self, owner: str) -> KeptAttention | None:
         return self._by_owner.get(owner)
 
-    async def set(self, owner: str, mode: str | None, levels: Mapping[str, str]) -> Standing:
+    async def set(self, owner: str, mode: Mode | None, levels: Mapping[str, Level]) -> KeptAttention:
         """Change what is named, keep it, and answer what holds now."""
         async with self._lock:
             before = self._by_owner.get(owner)
             number = max(time.time_ns() // 1_000_000, (before.number if before else 0) + 1)
-            changed = Standing(changed_attention(before.attention if before else Attention(), mode, levels), number)
+            changed = KeptAttention(
+                changed_attention(before.attention if before else Attention(), mode, levels), number
+            )
             rows = {key: value for key, value in self._by_owner.items() if self.space.active_access(key) is not None}
             await self._keep({**rows, owner: changed})
             self._by_owner = {**rows, owner: changed}
             return changed
 
-    async def _keep(self, rows: dict[str, Standing]) -> None:
+    async def _keep(self, rows: dict[str, KeptAttention]) -> None:
         value = msgspec.to_builtins(rows)
         if len(msgspec.json.encode(value)) > MAX_BYTES:
             raise ConflictError("the attention of all agents together is too long to keep: name fewer channels")
@@ -304,12 +304,12 @@ class StandingAttention:
         await self.space.state.put(ATTENTION_KEY, value, entry.revision if entry else 0)
 
 
-def changed_attention(before: Attention, mode: str | None, levels: Mapping[str, str]) -> Attention:
+def changed_attention(before: Attention, mode: Mode | None, levels: Mapping[str, Level]) -> Attention:
     """Attention with what was named changed. `normal` is forgotten, unless a wider pattern would speak instead."""
     kept = {pattern: level for pattern, level in before.channels.items() if pattern not in levels}
     wide = any("*" in pattern or ">" in pattern for pattern in (*kept, *levels))
     named = {pattern: level for pattern, level in levels.items() if level != "normal" or wide}
     try:
-        return msgspec.convert({"mode": mode or before.mode, "channels": {**kept, **named}}, Attention)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError(f"this is not an attention: {str(error)[:300]}") from error
+        return Attention(mode or before.mode, {**kept, **named})
+    except ValueError as error:
+        raise UsageError(f"attention set: {error}") from error

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.contract.catalogue import services_of
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError, UnreachableError
 from tidings.model.projection import Table
 from tidings.nats.client import Connection, close_quietly, connect
@@ -70,11 +71,6 @@ from tidings.util.private_files import read_private
 from tidings.util.task_ends import end_tasks
 from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import (
-    ADMIN_SERVICE,
-    ADMISSION_SERVICE,
-    AGENT_SERVICES,
-    INVITATION_SERVICE,
-    LINK_SERVICE,
     Subjects,
     tag,
 )
@@ -113,12 +109,15 @@ class Steward:
             # Agents are heard on a connection of their own: one that floods may have it cut by the broker, and the
             # lease, the streams and the administrator go on.
             intake = await self._connect("steward, intake", self._on_heard_again)
-            admin = await connection.subscribe(
-                f"{self.subjects.root}.ctl.{ADMIN_SERVICE}.*", cb=partial(self.dispatcher.take, connection)
-            )
+            admin = [
+                await connection.subscribe(
+                    f"{self.subjects.root}.ctl.{service}.*", cb=partial(self.dispatcher.take, connection)
+                )
+                for service in services_of("admin")
+            ]
             heard = [
                 await intake.listen(f"{self.subjects.root}.ctl.{service}.*", partial(self.dispatcher.hear, intake))
-                for service in (*AGENT_SERVICES, INVITATION_SERVICE, LINK_SERVICE, ADMISSION_SERVICE)
+                for service in services_of("agent", "invited", "peer", "link worker")
             ]
             await connection.flush()
             await intake.flush()
@@ -126,7 +125,7 @@ class Steward:
             log.info("steward of %s serves under lease %d", self.info.name, self.lease.seq)
             await self._serve(connection)
             self.tasks.close()
-            for subscription in (admin, *heard):
+            for subscription in (*admin, *heard):
                 await subscription.unsubscribe()
             self.receipts.close()
             await self.life.finish(5.0 if connection.is_connected else 0.5)

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from tidings.contract.agents import DamageRow
 from tidings.model.membership import Interval
 from tidings.nats.jetstream_api import info_from
 from tidings.server.lease import StewardLease
@@ -374,19 +375,19 @@ class StoreWatch:
         self.told.update(concerned)
         self._changed(concerned)
 
-    def told_to(self, agent: str) -> list[dict[str, Any]]:
+    def told_to(self, agent: str) -> list[DamageRow]:
         """What an agent is told: damage to what it sent, asked for, was to get, or is a member of; what was taken."""
         recent = (datetime.now(UTC) - CLOSED_TOLD).isoformat()
-        nowhere = {"first": None, "last": None}
-        rows: list[dict[str, Any]] = [
-            {
-                "kind": each.kind,
-                "text": each.text,
-                "cause": each.cause,
-                "count": each.count or None,
-                "channel": each.channel,
-                **nowhere,
-            }
+        rows = [
+            DamageRow(
+                kind=each.kind,
+                text=each.text,
+                cause=each.cause,
+                count=each.count or None,
+                channel=each.channel,
+                first=None,
+                last=None,
+            )
             for each in self.file.removed
             if each.target == agent and (not each.at or each.at > recent)
         ]
@@ -400,11 +401,10 @@ class StoreWatch:
                     )
                     last = max(each.last, each.reach)
                     is_there = each.first and count <= last - each.first + 1
-                    where = (each.first, last) if is_there else (None, None)
-                    facts = {"first": where[0], "last": where[1], "count": count}
+                    first, end = (each.first, last) if is_there else (None, None)
                     # without a place two losses are told apart by when they were noticed
                     cause = f"{each.cause}, {subject}" if is_there else f"{each.cause}, {subject}, {each.noticed}"
-                    rows.append({"text": text, "channel": channel, "cause": cause, **facts})
+                    rows.append(DamageRow(text=text, channel=channel, first=first, last=end, count=count, cause=cause))
         return rows
 
     def _advice(self, subject: str, agent: str) -> str:

@@ -13,18 +13,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-from tidings.errors import UsageError
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from tidings.contract.core import Caller
+from tidings.contract.mail import (
+    FindMessageAnswer,
+    FindMessageRequest,
+    FindMessagesAnswer,
+    FindMessagesRequest,
+    MessageKind,
+    TraceAnswer,
+    TracedReceipt,
+    TracedRecord,
+    TraceRequest,
+)
 from tidings.model.task_rules import EndedTask, TaskState
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.receipts import ReceiptStore
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.tasks import TaskQueues
 from tidings.steward.voids import Void, claimed_id, payload_id, void_of
-from tidings.wire.message import id_time_ms, is_message_id
+from tidings.wire.message import check_message_id, id_time_ms
 from tidings.wire.names import check_agent_id, check_channel, check_role_address, is_agent_id
 from tidings.wire.records import moment, record_time, seconds_of
 from tidings.wire.states import ReceiptStage, TaskCause, TaskStatus
@@ -38,8 +51,6 @@ MOST_EACH, MOST = 2, 16
 #: what one search for a stored message reads
 MOST_RECORDS, MOST_BYTES = 4_000, 4 * 1024 * 1024
 PAGE = 1_000
-#: ids that one request may ask for
-MOST_IDS = 1_000
 #: seconds by which the clock of whoever made the id, or says when it tried first, may be ahead of the broker's
 AHEAD = 2 * 3600.0
 
@@ -52,43 +63,46 @@ class TraceHandlers:
         refusal = "too many messages are being traced: ask again in a moment"
         self.searches = ConcurrencyLimit(1, MOST_EACH, refusal, MOST)
 
-    @handles("trace", "get")
-    async def trace(self, request: ControlRequest) -> Answer:
+    @handler(TraceRequest)
+    async def trace(self, caller: Caller, request: TraceRequest) -> TraceAnswer:
         """Where a message of the caller's own, sent or received, is stored, and what became of it."""
-        self.space.access_of(request.sender)
-        caller, mid = request.sender, request.message_id()
+        self.space.access_of(caller.id)
+        mid = check_message_id(request.id)
         await self.receipts.ready()
-        lives = [(k, life) for k, life in self.receipts.lives.items() if k[1] == mid and caller in (k[0], k[2])]
-        told: list[dict[str, Any]] = [
-            {
-                "kind": "dm" if life.channel is None else "chat",
-                "sender": key[0],
-                "to": life.channel or key[2],
-                "seq": life.seq,
-                "stage": life.stage,
-                "stages": dict(life.stages),
-                **({"why": life.why} if life.why else {}),
-            }
-            for key, life in lives
+        receipts = [
+            TracedReceipt(
+                kind="dm" if life.channel is None else "chat",
+                sender=key[0],
+                to=life.channel or key[2],
+                seq=life.seq,
+                stage=life.stage,
+                stages=dict(life.stages),
+                why=life.why,
+            )
+            for key, life in self.receipts.lives.items()
+            if key[1] == mid and caller.id in (key[0], key[2])
         ]
-        stored: dict[tuple[str, int], dict[str, Any]] = {}
-        async with self.searches.turn(caller):
-            for stream, record in await self._candidates(caller, mid, request.optional("seq", int)):
-                line = self._line(record, caller, mid)
-                if line is not None:
-                    stored[stream, record.seq] = {"stream": stream, **line}
-        told += await self._tasks(caller, mid, [line for line in stored.values() if line["kind"] == "task"])
-        ids = {line.get(key) for line in (*stored.values(), *told) for key in ("sender", "to", "worker")}
-        names = {each: name for each in ids if each and is_agent_id(each) and (name := self.space.name_of(each))}
-        return {"id": mid, "stored": list(stored.values()), "receipts": told, "names": names}
+        found: dict[tuple[str, int], TracedRecord] = {}
+        async with self.searches.turn(caller.id):
+            for stream, record in await self._candidates(caller.id, mid, request.seq):
+                row = self._row(stream, record, caller.id, mid)
+                if row is not None:
+                    found[stream, record.seq] = row
+        stored = tuple(found.values())
+        receipts += await self._tasks(caller.id, mid, next((row for row in stored if row.kind == "task"), None))
+        ids = {each for row in stored for each in (row.sender, row.to)}
+        ids |= {each for row in receipts for each in (row.sender, row.to, row.worker) if each}
+        agents = filter(is_agent_id, ids)
+        names = {each: name for each in agents if (name := self.space.name_of(each))}
+        return TraceAnswer(mid, stored, tuple(receipts), names)
 
-    async def _tasks(self, caller: str, mid: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def _tasks(self, caller: str, mid: str, row: TracedRecord | None) -> list[TracedReceipt]:
         """What became of the task of this id that the caller asked; its record may be gone already."""
         keys = (caller, *self.space.predecessors(caller))
-        if not lines and all(self.tasks.holds.book.find(each, mid) is None for each in keys):
+        if row is None and all(self.tasks.holds.book.find(each, mid) is None for each in keys):
             return []
-        asker, found = await self.tasks.locate(caller, mid, lines[0]["seq"] if lines else None)
-        return [_task_life(found, lines[0] if lines else {"sender": asker})]
+        asker, found = await self.tasks.locate(caller, mid, row.seq if row else None)
+        return [_task_receipt(found, asker, row)]
 
     async def _candidates(self, caller: str, mid: str, seq: int | None) -> list[tuple[str, StoredRecord]]:
         s = self.space.subjects
@@ -123,21 +137,22 @@ class TraceHandlers:
                 break
         return found
 
-    def _line(self, record: StoredRecord, caller: str, mid: str) -> dict[str, Any] | None:
+    def _row(self, stream: str, record: StoredRecord, caller: str, mid: str) -> TracedRecord | None:
         void = void_of(self.space.table, record)
         if void is not None:
-            return self._void_line(record, caller, mid, void)
+            return self._void_row(stream, record, caller, mid, void)
         opened = self.space.received(record)
         if opened is None or opened.message.id != mid:
             return None
         is_own = caller == opened.sender or (opened.kind == "task" and opened.sender in self.space.predecessors(caller))
         if not is_own and not (opened.kind == "dm" and caller == opened.destination):
             return None
-        more = {"origin": opened.origin, "link": opened.link} if opened.origin else {}
-        return {**_stored(record, opened.kind, opened.sender, opened.destination), **more}
+        row = _stored(stream, record, opened.kind, opened.sender, opened.destination)
+        return replace(row, origin=opened.origin, link=opened.link) if opened.origin else row
 
-    def _void_line(self, record: StoredRecord, caller: str, mid: str, void: Void) -> dict[str, Any] | None:
+    def _void_row(self, stream: str, record: StoredRecord, caller: str, mid: str, void: Void) -> TracedRecord | None:
         """A record of the caller's own that does not count, and why."""
+        kind: MessageKind
         match self.space.subjects.parse(record.subject):
             case Chat(sender, channel):
                 kind, to = "chat", channel
@@ -149,21 +164,20 @@ class TraceHandlers:
                 return None
         if sender != caller or claimed_id(record) != mid:
             return None
-        return {**_stored(record, kind, caller, to), "void": void.detail}
+        return replace(_stored(stream, record, kind, caller, to), void=void.detail)
 
     # --- is it stored? ---
 
-    @handles("trace", "find")
-    async def find(self, request: ControlRequest) -> Answer:
-        """`kind`, `to` and `id` of a message, `since` when it was first tried, `after` the last sequence looked at."""
-        self.space.access_of(request.sender)
-        mid, after = request.message_id(), request.optional("after", int) or 0
-        stream, subject = self._place(request)
-        async with self.searches.turn(request.sender):
-            if not after and (known := await self._remembered(request, mid)):
+    @handler(FindMessageRequest)
+    async def find(self, caller: Caller, request: FindMessageRequest) -> FindMessageAnswer:
+        self.space.access_of(caller.id)
+        mid, after = check_message_id(request.id), request.after
+        stream, subject = self._place(caller, request)
+        async with self.searches.turn(caller.id):
+            if not after and (known := await self._remembered(caller, request, mid)):
                 stored = await self.space.js.at(stream, known)
                 here = stored is not None and stored.subject == subject and self._is(stored, mid)
-                return {"seq": known, "state": "stored" if here else "gone", "next": None}
+                return FindMessageAnswer(known, "stored" if here else "gone", None)
             start = after + 1 if after else await self._first_since(stream, subject, _since(request, mid))
             found: list[int] = []
 
@@ -173,50 +187,47 @@ class TraceHandlers:
                 return bool(found)
 
             last = await self._search(stream, subject, start, take)
-        return {"seq": found[0] if found else None, "state": "stored" if found else "unknown", "next": last}
+        return FindMessageAnswer(found[0] if found else None, "stored" if found else "unknown", last)
 
-    @handles("trace", "which")
-    async def which(self, request: ControlRequest) -> Answer:
-        """`kind`, `to` and `ids` of messages, `since` the first of them was tried, `after` as with `find`.
-
-        What is named may be there: readers may refuse it. What is not named, up to `next`, is not.
-        """
-        self.space.access_of(request.sender)
-        ids, after = _ids(request), request.optional("after", int) or 0
-        stream, subject = self._place(request)
-        async with self.searches.turn(request.sender):
-            found = set() if after else {mid for mid in ids if await self._remembered(request, mid)}
+    @handler(FindMessagesRequest)
+    async def which(self, caller: Caller, request: FindMessagesRequest) -> FindMessagesAnswer:
+        """What is named may be there: readers may refuse it. What is not named, up to `next`, is not."""
+        self.space.access_of(caller.id)
+        ids, after = frozenset(map(check_message_id, request.ids)), request.after
+        stream, subject = self._place(caller, request)
+        async with self.searches.turn(caller.id):
+            found = set() if after else {mid for mid in ids if await self._remembered(caller, request, mid)}
             start = after + 1 if after else await self._first_since(stream, subject, _since(request, min(ids)))
-            wanted = frozenset(ids)
 
             def take(record: StoredRecord) -> bool:
-                found.update(wanted & {payload_id(record)})
+                found.update(ids & {payload_id(record)})
                 return False
 
             last = await self._search(stream, subject, start, take)
-        return {"found": sorted(found), "next": last}
+        return FindMessagesAnswer(tuple(sorted(found)), last)
 
-    def _place(self, request: ControlRequest) -> tuple[str, str]:
+    def _place(self, caller: Caller, request: FindMessageRequest | FindMessagesRequest) -> tuple[str, str]:
         """The stream and the subject of the caller's own messages of that kind to that destination."""
-        s, to, kind = self.space.subjects, request.text("to"), request.text("kind")
-        if kind == "chat":
-            return s.log_stream, s.chat(request.sender, check_channel(to))
-        if kind == "dm":
-            return s.direct_stream, s.direct(check_agent_id(to), request.sender)
-        if kind == "task":
-            return s.task_stream, s.task(check_role_address(to), request.sender)
-        raise UsageError("trace find: `kind` is chat, dm or task")
+        s, to = self.space.subjects, request.to
+        match request.kind:
+            case "chat":
+                return s.log_stream, s.chat(caller.id, check_channel(to))
+            case "dm":
+                return s.direct_stream, s.direct(check_agent_id(to), caller.id)
+            case "task":
+                return s.task_stream, s.task(check_role_address(to), caller.id)
 
-    async def _remembered(self, request: ControlRequest, mid: str) -> int | None:
+    async def _remembered(
+        self, caller: Caller, request: FindMessageRequest | FindMessagesRequest, mid: str
+    ) -> int | None:
         """Where receipts or the fate of a task say that it was."""
-        caller, to = request.sender, request.text("to")
-        if request.text("kind") == "dm":
+        if request.kind == "dm":
             await self.receipts.ready()
-            life = self.receipts.lives.get((caller, mid, to))
+            life = self.receipts.lives.get((caller.id, mid, request.to))
             return life.seq if life else None
-        if request.text("kind") == "task":
-            task = self.tasks.holds.book.find(caller, mid)
-            return task.seq if task is not None and task.role == to else None
+        if request.kind == "task":
+            task = self.tasks.holds.book.find(caller.id, mid)
+            return task.seq if task is not None and task.role == request.to else None
         return None
 
     async def _first_since(self, stream: str, subject: str, since: float | None) -> int | None:
@@ -248,20 +259,23 @@ class TraceHandlers:
         return opened is not None and opened.message.id == mid
 
 
-def _stored(record: StoredRecord, kind: str, sender: str, to: str) -> dict[str, Any]:
-    return {"seq": record.seq, "time": record_time(record.time_ns), "kind": kind, "sender": sender, "to": to}
+def _stored(stream: str, record: StoredRecord, kind: MessageKind, sender: str, to: str) -> TracedRecord:
+    when = record_time(record.time_ns)
+    return TracedRecord(stream=stream, seq=record.seq, time=when, kind=kind, sender=sender, to=to)
 
 
-def _task_life(found: TaskState | EndedTask | str, line: dict[str, Any]) -> dict[str, Any]:
+def _task_receipt(found: TaskState | EndedTask | str, asker: str, row: TracedRecord | None) -> TracedReceipt:
     """The receipts of a task: claimed is delivered, done or failed is read."""
     if isinstance(found, str):
-        return {
-            "kind": "task",
-            **{key: line[key] for key in ("sender", "to", "seq") if key in line},
-            "stage": ReceiptStage.CONFIRMED,
-            "stages": {ReceiptStage.CONFIRMED: moment(seconds_of(line["time"]))} if "time" in line else {},
-            "state": found,
-        }
+        return TracedReceipt(
+            kind="task",
+            sender=row.sender if row else asker,
+            to=row.to if row else UNSET,
+            seq=row.seq if row else UNSET,
+            stage=ReceiptStage.CONFIRMED,
+            stages={ReceiptStage.CONFIRMED: moment(seconds_of(row.time))} if row else {},
+            state=found,
+        )
     stages = {ReceiptStage.CONFIRMED: moment(found.time_ns / 1e9)}
     if found.attempt and found.claimed_at:
         stages[ReceiptStage.DELIVERED] = moment(found.claimed_at)
@@ -270,19 +284,19 @@ def _task_life(found: TaskState | EndedTask | str, line: dict[str, Any]) -> dict
     if isinstance(found, EndedTask):
         stages[_last_stage(found)] = moment(found.at)
         state, cause = found.state, found.cause
-    return {
-        "kind": "task",
-        "sender": found.asker,
-        "to": found.role,
-        "seq": found.seq,
-        "stage": max(stages, key=lambda stage: stage.rank),
-        "stages": stages,
-        "state": state,
-        "cause": cause,
-        "worker": found.worker,
-        "attempt": found.attempt,
-        "reasons": list(found.reasons),
-    }
+    return TracedReceipt(
+        kind="task",
+        sender=found.asker,
+        to=found.role,
+        seq=found.seq,
+        stage=max(stages, key=lambda stage: stage.rank),
+        stages=stages,
+        state=state,
+        cause=cause,
+        worker=found.worker,
+        attempt=found.attempt,
+        reasons=tuple(found.reasons),
+    )
 
 
 def _last_stage(outcome: EndedTask) -> ReceiptStage:
@@ -291,19 +305,12 @@ def _last_stage(outcome: EndedTask) -> ReceiptStage:
     return ReceiptStage.UNDELIVERABLE if outcome.cause == TaskCause.MALFORMED else ReceiptStage.EXPIRED
 
 
-def _ids(request: ControlRequest) -> tuple[str, ...]:
-    ids = request.texts("ids")
-    if not 0 < len(ids) <= MOST_IDS or not all(is_message_id(mid) for mid in ids):
-        raise UsageError(f"trace which: `ids` are 1 to {MOST_IDS} message ids")
-    return ids
-
-
-def _since(request: ControlRequest, mid: str) -> float | None:
+def _since(request: FindMessageRequest | FindMessagesRequest, mid: str) -> float | None:
     """Seconds since 1970 from which channel messages are looked at; a mailbox or queue is small enough for all of it.
 
     A clock that was ahead made an id of the future: nothing is stored later than now.
     """
-    if request.text("kind") != "chat":
+    if request.kind != "chat":
         return None
-    told = request.time_ns("since")
-    return min(told / 1e9 if told is not None else (id_time_ms(mid) or 0) / 1000, time.time()) - AHEAD
+    first = request.since.timestamp() if request.since else (id_time_ms(mid) or 0) / 1000
+    return min(first, time.time()) - AHEAD

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tidings.contract.admin import UnreadAnswer, UnreadRequest
+from tidings.contract.core import Caller
 from tidings.errors import TidingsError
 from tidings.nats.jetstream import StoredRecord
 from tidings.steward.backstop import BackstopWatch
@@ -22,7 +24,7 @@ from tidings.steward.context import SpaceContext, now
 from tidings.steward.damage import Removed
 from tidings.steward.dead_letters import DeadLetters
 from tidings.steward.receipts import ReceiptStore
-from tidings.steward.requests import Answer, ControlRequest, handles
+from tidings.steward.requests import handler
 from tidings.steward.store_watch import StoreWatch
 from tidings.wire.frames import decode_frame
 from tidings.wire.names import check_agent_id
@@ -178,8 +180,8 @@ class UnreadMail:
         held = self.space.active_access(holder) if holder else None
         return holder if held is not None and held.succeeds == owner else None
 
-    @handles("admin", "unread")
-    async def unread(self, request: ControlRequest) -> Answer:
-        """How much would be dropped with the key of an agent."""
-        counts = (await self.unread_of(check_agent_id(request.text("id")))).counts()
-        return {**counts, "words": in_words(counts)}
+    @handler(UnreadRequest)
+    async def unread(self, _caller: Caller, request: UnreadRequest) -> UnreadAnswer:
+        """Counts what would be dropped with the key of an agent."""
+        counts = (await self.unread_of(check_agent_id(request.id))).counts()
+        return UnreadAnswer(**counts, words=in_words(counts))

@@ -23,10 +23,13 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tidings.admin.administration import Administrator, administer
 from tidings.admin.agents import AgentFile
 from tidings.admin.creation import create_space
 from tidings.admin.home import SpaceHome
+from tidings.contract.admin import RedemptionError, ReportRedemptionRequest
 from tidings.errors import NameTaken, TidingsError
 from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.server.keyring import Keyring
@@ -180,13 +183,13 @@ async def redeem(home: SpaceHome, invitation: str, agent: str, asked: dict[str, 
     """Somebody accepted an invitation, to a link if it says on which terms. The steward, who asked, is told what came
     of it."""
     async with administer(home, "accepting an invitation") as admin:
-        name, error = "", None
+        name, refusal = "", None
         try:
             name = await _redeem(admin, invitation, check_agent_id(agent), asked)
-        except TidingsError as refused:
-            error = {"code": refused.code, "message": str(refused)}
-        await admin.ask("redeemed", invitation=invitation, id=agent, error=error)
-    return {"name": name, "refused": error}
+        except TidingsError as error:
+            refusal = RedemptionError(error.code, str(error))
+        await admin.call(ReportRedemptionRequest(invitation, agent, refusal))
+    return {"name": name, "refused": msgspec.to_builtins(refusal)}
 
 
 async def _redeem(admin: Administrator, invitation: str, key: str, asked: dict[str, str]) -> str:

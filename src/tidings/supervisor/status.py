@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.admin.session import open_session
+from tidings.contract.agents import HealthRequest
 from tidings.delivery.status import look, mode_of, problems_of
 from tidings.errors import TidingsError
 from tidings.server.disk import DiskReserve
@@ -105,10 +108,10 @@ def resident_bytes(pid: int) -> int | None:
 async def _steward(home: SpaceHome, agent: str) -> dict[str, Any]:
     try:
         async with open_session(home, agent, timeout=3) as session:
-            answer = await session.control.call("health", "ping")
+            answer = await session.control.call(HealthRequest())
     except TidingsError as error:
         return {"answers": False, "why": str(error), "code": error.code, "at": time.time()}
-    return {"answers": True, **{key: value for key, value in answer.items() if key != "ok"}}
+    return {"answers": True, **msgspec.to_builtins(answer)}
 
 
 def _broker_words(facts: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from tidings.errors import MalformedDigest, MalformedMessage
 from tidings.wire.message import MAX_WHOLE
@@ -90,13 +90,13 @@ class Digest:
         """Could it be of messages? Not with fewer than none, nor with a sum of none."""
         return 0 <= self.count <= MAX_WHOLE and 0 <= self.sum < _MODULUS and (self.count > 0 or self.sum == 0)
 
-    def encode(self) -> list[int | str]:
+    def encode(self) -> tuple[int, str]:
         """As JSON has it: the count, and 64 hex digits."""
-        return [self.count, f"{self.sum:064x}"]
+        return self.count, f"{self.sum:064x}"
 
     @classmethod
     def decode(cls, value: object) -> Digest:
-        if isinstance(value, list) and len(value) == 2 and type(value[0]) is int and _is_hash(value[1]):
+        if isinstance(value, list | tuple) and len(value) == 2 and type(value[0]) is int and _is_hash(value[1]):
             found = cls(value[0], int(value[1], 16))
             if found.can_be:
                 return found
@@ -215,17 +215,6 @@ class DigestAnswer:
     channels: Mapping[str, Mapping[str, Digest]]
     more: bool = False
 
-    def encode(self) -> dict[str, Any]:
-        channels = {name: {day: each.encode() for day, each in days.items()} for name, days in self.channels.items()}
-        return {"floor": self.floor, "through": self.through, "channels": channels, "more": self.more}
-
-    @classmethod
-    def decode(cls, document: object) -> DigestAnswer:
-        channels = _field(document, "channels", dict)
-        decoded = {name: {day: Digest.decode(each) for day, each in _days(days)} for name, days in channels.items()}
-        more = isinstance(document, dict) and document.get("more", False) is True
-        return cls(_field(document, "floor", int), _field(document, "through", int), decoded, more)
-
 
 @dataclass(frozen=True, slots=True)
 class BucketsAnswer:
@@ -234,17 +223,6 @@ class BucketsAnswer:
     floor: int
     through: int
     buckets: Sequence[Digest]
-
-    def encode(self) -> dict[str, Any]:
-        return {"floor": self.floor, "through": self.through, "buckets": [each.encode() for each in self.buckets]}
-
-    @classmethod
-    def decode(cls, document: object) -> BucketsAnswer:
-        found = _field(document, "buckets", list)
-        if len(found) != BUCKETS:
-            raise MalformedDigest(f"a day has {BUCKETS} buckets, and not {len(found)}")
-        buckets = tuple(Digest.decode(each) for each in found)
-        return cls(_field(document, "floor", int), _field(document, "through", int), buckets)
 
 
 class RecordIdentity(NamedTuple):
@@ -259,6 +237,17 @@ class RecordIdentity(NamedTuple):
     def item(self) -> bytes:
         return item_hash(self.sender, self.id, self.hash)
 
+    def encode(self) -> tuple[int, str, str, str]:
+        """As JSON has it: the hash in hex digits."""
+        return self.seq, self.sender, self.id, self.hash.hex()
+
+    @classmethod
+    def decode(cls, row: tuple[int, str, str, str]) -> RecordIdentity:
+        seq, sender, message_id, hashed = row
+        if not _is_hash(hashed):
+            raise MalformedDigest(f"{str(row)[:200]} does not name a record: sequence, sender, id, and 64 hex digits")
+        return cls(seq, sender, message_id, bytes.fromhex(hashed))
+
 
 @dataclass(frozen=True, slots=True)
 class IdsAnswer:
@@ -268,37 +257,6 @@ class IdsAnswer:
     through: int
     ids: Sequence[RecordIdentity]
     more: bool = False
-
-    def encode(self) -> dict[str, Any]:
-        ids = [[each.seq, each.sender, each.id, each.hash.hex()] for each in self.ids]
-        return {"floor": self.floor, "through": self.through, "ids": ids, "more": self.more}
-
-    @classmethod
-    def decode(cls, document: object) -> IdsAnswer:
-        ids = tuple(_identity(each) for each in _field(document, "ids", list))
-        floor, through = _field(document, "floor", int), _field(document, "through", int)
-        return cls(floor, through, ids, _field(document, "more", bool))
-
-
-def _identity(value: object) -> RecordIdentity:
-    if isinstance(value, list) and len(value) == 4:
-        seq, sender, message_id, hashed = value
-        if type(seq) is int and isinstance(sender, str) and isinstance(message_id, str) and _is_hash(hashed):
-            return RecordIdentity(seq, sender, message_id, bytes.fromhex(hashed))
-    raise MalformedDigest(f"{str(value)[:200]} does not name a record: sequence, sender, id, and 64 hex digits")
-
-
-def _days(value: object) -> Iterable[tuple[str, object]]:
-    if not isinstance(value, dict):
-        raise MalformedDigest("a channel of a digest has its days as an object")
-    return value.items()
-
-
-def _field(document: object, name: str, kind: type[T]) -> T:
-    value = document.get(name) if isinstance(document, dict) else None
-    if type(value) is not kind:
-        raise MalformedDigest(f"an answer about digests has no {name!r}, or of another kind")
-    return value
 
 
 def _is_hash(value: object) -> bool:

@@ -5,7 +5,7 @@ Anything may come from another space. Input that cannot be read raises `Malforme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -14,135 +14,69 @@ import msgspec
 from tidings.errors import InvalidName, MalformedMessage, MalformedRecord
 from tidings.wire import message as wire_message
 from tidings.wire import names, strict_json
-from tidings.wire.links import LinkedRecord, LinkGap, LinkPage, Token
+from tidings.wire.links import LinkedRecord, Seq, ShortText
 from tidings.wire.message import MAX_PAYLOAD, Message, is_message_id
 from tidings.wire.names import check_agent_id, check_role, role_elsewhere
-from tidings.wire.operations import MOST
-from tidings.wire.records import Fields, Stamp, parse_time, record_time, values_of
+from tidings.wire.records import Fields, parse_time, record_time, values_of
 from tidings.wire.signing import KeyPair, sign, verifies
 from tidings.wire.states import ReceiptStage, TaskStatus
 
 # --- link pages ---
-# Pages and records of a link as JSON carries them on the control plane; pure.
-#
-# Times are texts, because nanoseconds are above what every language reads exactly, and payloads are base64. What comes
-# from another space may be anything: what is no page is `MalformedRecord`. Whether a record in it may be believed is
-# not asked here.
+# Records of a link as JSON carries them; pure. Times are texts, because nanoseconds are above what every language reads
+# exactly, and payloads are base64. Whether a record may be believed is not checked here.
 
 
-#: characters of a name, an id, a signature or a time in a page: all that are true are shorter, and what is stored has
-#: a bound that way
-LONGEST: Final = 256
 #: what a signed number of 64 bits counts in nanoseconds, as ledgers keep it
 _LAST_NS: Final = 2**63 - 1
-_Text = Annotated[str, msgspec.Meta(max_length=LONGEST)]
 
 
-class _Row(msgspec.Struct, frozen=True, kw_only=True):
-    seq: int
-    time: _Text
-    origin: _Text
-    channel: _Text
-    sender: _Text
-    sig: _Text
+class LinkedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that a link carries: `origin` and `channel` are where it was sent, `sig` is its sender's over both."""
+
+    seq: Seq
+    time: ShortText
+    origin: ShortText
+    channel: ShortText
+    sender: ShortText
+    sig: ShortText
     payload: bytes
-    hops: int
-    mark: _Text
+    hops: Seq
+    mark: ShortText
 
+    @classmethod
+    def of(cls, record: LinkedRecord) -> LinkedRow:
+        return cls(
+            seq=record.seq,
+            time=record_time(record.time_ns),
+            origin=record.origin,
+            channel=record.channel,
+            sender=record.sender,
+            sig=record.signature,
+            payload=record.payload,
+            hops=record.hops,
+            mark=record.mark,
+        )
 
-class _Page(msgspec.Struct, frozen=True, kw_only=True):
-    records: tuple[_Row, ...]
-    through: Token
-    head: int
-    floor: int
-    gap: LinkGap | None
-    granted: int = 0
-
-
-def record_row(record: LinkedRecord) -> dict[str, Any]:
-    row = _Row(
-        seq=record.seq,
-        time=record_time(record.time_ns),
-        origin=record.origin,
-        channel=record.channel,
-        sender=record.sender,
-        sig=record.signature,
-        payload=record.payload,
-        hops=record.hops,
-        mark=record.mark,
-    )
-    return msgspec.to_builtins(row)  # type: ignore[no-any-return]
-
-
-def page_fields(page: LinkPage) -> dict[str, Any]:
-    return {
-        "records": [record_row(each) for each in page.records],
-        "through": msgspec.to_builtins(page.through),
-        "head": page.head,
-        "floor": page.floor,
-        "gap": msgspec.to_builtins(page.gap) if page.gap else None,
-        "granted": page.granted,
-    }
-
-
-def read_page(said: Any) -> LinkPage:
-    """The page in an answer."""
-    try:
-        found = msgspec.convert(said, _Page)
-    except msgspec.ValidationError as error:
-        raise MalformedRecord(f"this is no page of a link: {str(error)[:300]}") from error
-    _check_texts(found.through.space, found.through.epoch, found.through.mark, found.gap.epoch if found.gap else "")
-    numbers = [found.head, found.floor, found.through.seq, found.granted]
-    numbers += [found.gap.oldest, found.gap.head, found.gap.agreed] if found.gap else []
-    _check_counts(numbers)
-    records = tuple(map(_record, found.records))
-    return LinkPage(
-        records=records,
-        through=found.through,
-        head=found.head,
-        floor=found.floor,
-        gap=found.gap,
-        granted=found.granted,
-    )
-
-
-def read_records(said: Any) -> tuple[LinkedRecord, ...]:
-    """The records in an answer."""
-    try:
-        return tuple(map(_record, msgspec.convert(said, tuple[_Row, ...])))
-    except msgspec.ValidationError as error:
-        raise MalformedRecord(f"these are no records of a link: {str(error)[:300]}") from error
-
-
-def _record(row: _Row) -> LinkedRecord:
-    _check_counts([row.seq, row.hops])
-    try:
-        time_ns = parse_time(row.time)
-    except (ValueError, OverflowError) as error:
-        raise MalformedRecord(f"record {row.seq} of a link has no time") from error
-    if not 0 <= time_ns <= _LAST_NS:
-        raise MalformedRecord(f"record {row.seq} of a link was said at {row.time}, when there were no links")
-    return LinkedRecord(
-        seq=row.seq,
-        time_ns=time_ns,
-        origin=row.origin,
-        channel=row.channel,
-        sender=row.sender,
-        signature=row.sig,
-        payload=row.payload,
-        hops=row.hops,
-        mark=row.mark,
-    )
-
-
-def _check_counts(numbers: Sequence[int]) -> None:
-    if any(not 0 <= each <= MOST for each in numbers):
-        raise MalformedRecord("a page of a link names a sequence that no log has")
-
-
-def _check_texts(*texts: str) -> None:
-    if any(len(each) > LONGEST for each in texts):
-        raise MalformedRecord(f"a page of a link has a name of more than {LONGEST} characters")
+    @property
+    def record(self) -> LinkedRecord:
+        """Raises MalformedRecord if its time is none that a ledger can keep."""
+        try:
+            time_ns = parse_time(self.time)
+        except (ValueError, OverflowError) as error:
+            raise MalformedRecord(f"record {self.seq} of a link has no time") from error
+        if not 0 <= time_ns <= _LAST_NS:
+            raise MalformedRecord(f"record {self.seq} of a link was said at {self.time}, when there were no links")
+        return LinkedRecord(
+            seq=self.seq,
+            time_ns=time_ns,
+            origin=self.origin,
+            channel=self.channel,
+            sender=self.sender,
+            signature=self.sig,
+            payload=self.payload,
+            hops=self.hops,
+            mark=self.mark,
+        )
 
 
 # --- link mail ---
@@ -161,19 +95,18 @@ TOLD_STAGES: Final = (
     ReceiptStage.UNDELIVERABLE,
     ReceiptStage.VOID,
 )
-_Seq = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
 class LinkedMail(msgspec.Struct, frozen=True, kw_only=True):
     """A direct message as the space of its sender has it, at `seq` of its mail."""
 
-    seq: _Seq
-    sender: _Text
-    to: _Text
-    sig: _Text
+    seq: Seq
+    sender: ShortText
+    to: ShortText
+    sig: ShortText
     payload: Annotated[bytes, msgspec.Meta(max_length=MAX_PAYLOAD)]
     #: tells it from another record at the same sequence of mail that was set back (`record_mark`)
-    mark: _Text = ""
+    mark: ShortText = ""
 
     def is_signed(self, origin: str) -> bool:
         return verifies(self.sig, origin, "dm", self.sender, self.to, self.payload)
@@ -190,24 +123,6 @@ class LinkedMail(msgspec.Struct, frozen=True, kw_only=True):
         return found.id
 
 
-class MailPage(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows a sequence of the mail of an epoch, for those who were known; all of it from `after` up to `through`
-    is here. `mark` is of the record at `through`, whosever it is; empty if there is none."""
-
-    mail: Annotated[tuple[LinkedMail, ...], msgspec.Meta(max_length=MAIL_PER_PAGE)]
-    epoch: _Text
-    people: _Text
-    through: _Seq
-    more: bool
-    #: not above what was asked for
-    after: _Seq
-    mark: _Text = ""
-    #: another record is at a sequence that the asker remembers
-    set_back: bool = False
-    #: its broker, by its process: another one may have forgotten what was told last
-    broker: _Text = ""
-
-
 class ToldReceipt(msgspec.Struct, frozen=True):
     """What became of a direct message, as the space of its reader tells the space of its sender."""
 
@@ -217,45 +132,29 @@ class ToldReceipt(msgspec.Struct, frozen=True):
     stage: ReceiptStage
     #: where it is in the mail of its sender's space
     seq: int
-    why: _Text = ""
+    why: ShortText = ""
 
 
-_Receipts = Annotated[list[ToldReceipt], msgspec.Meta(max_length=RECEIPTS_AT_ONCE)]
-_Claims = Annotated[list[Stamp], msgspec.Meta(max_length=CLAIMS_AT_ONCE)]
+def check_receipts(receipts: Iterable[ToldReceipt]) -> None:
+    """Raises MalformedRecord for a receipt that another space cannot give."""
+    for each in receipts:
+        _check_agents(each.sender, each.to)
+        if each.stage not in TOLD_STAGES or not is_message_id(each.id) or each.seq < 0:
+            raise MalformedRecord(f"a receipt of a link has an id, and a stage of {', '.join(TOLD_STAGES)}")
 
 
-def read_mail(said: Any) -> MailPage:
-    """The page in an answer of another space."""
+def check_mail(mail: Iterable[LinkedMail]) -> None:
+    """Raises MalformedRecord if a sender or a reader is not an agent."""
+    for each in mail:
+        _check_agents(each.sender, each.to)
+
+
+def _check_agents(*ids: str) -> None:
     try:
-        page = msgspec.convert(said, MailPage)
-        for each in page.mail:
-            check_agent_id(each.sender)
-            check_agent_id(each.to)
-    except (msgspec.ValidationError, InvalidName) as error:
-        raise MalformedRecord(f"this is no page of mail: {str(error)[:200]}") from error
-    return page
-
-
-def read_claims(said: Any) -> list[Stamp]:
-    """The records that another space remembers, newest first; MalformedRecord if that cannot be read."""
-    try:
-        return sorted(msgspec.convert(said, _Claims), key=lambda each: each.seq, reverse=True)
-    except msgspec.ValidationError as error:
-        raise MalformedRecord(f"`marks` are up to {CLAIMS_AT_ONCE} sequences with marks: {error}") from error
-
-
-def read_receipts(said: Any) -> list[ToldReceipt]:
-    """What another space says of direct messages; MalformedRecord if it cannot be read."""
-    try:
-        found: list[ToldReceipt] = msgspec.convert(said, _Receipts)
-        for each in found:
-            check_agent_id(each.sender)
-            check_agent_id(each.to)
-    except (msgspec.ValidationError, InvalidName) as error:
-        raise MalformedRecord(f"these are no receipts: {str(error)[:200]}") from error
-    if any(each.stage not in TOLD_STAGES or not is_message_id(each.id) or each.seq < 0 for each in found):
-        raise MalformedRecord(f"a receipt of a link has an id, and a stage of {', '.join(TOLD_STAGES)}")
-    return found
+        for each in ids:
+            check_agent_id(each)
+    except InvalidName as error:
+        raise MalformedRecord(f"not an agent of a linked space: {str(error)[:200]}") from error
 
 
 # --- link tasks ---
@@ -277,6 +176,8 @@ TOLD_STATES: Final = (TaskStatus.QUEUED, TaskStatus.CLAIMED, TaskStatus.DONE, Ta
 #: milliseconds; a deadline is at most 30 days, so that whoever waited longer than this is past it, or has none
 LONGEST_AGE: Final = 31 * 86_400_000
 _Age = Annotated[int, msgspec.Meta(ge=0, le=LONGEST_AGE)]
+#: the largest integer that every language reads exactly
+MOST = 2**53 - 1
 _TaskSeq = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 _TaskText = Annotated[str, msgspec.Meta(max_length=400)]
@@ -314,7 +215,7 @@ class TaskPage(NamedTuple):
     unread: int = 0
 
 
-class ToldTask(msgspec.Struct, frozen=True, kw_only=True):
+class ToldTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a task is, as the space of its role tells the space of its asker."""
 
     sender: _TaskText
@@ -334,14 +235,9 @@ class ToldTask(msgspec.Struct, frozen=True, kw_only=True):
     sig: _TaskText = ""
 
 
-_Told = Annotated[list[ToldTask], msgspec.Meta(max_length=TASKS_PER_PAGE)]
-
-
-def read_tasks(said: Any) -> TaskPage:
-    """The tasks in an answer of another space. A row that is none is passed over: others do not wait for it."""
-    rows = said.get("tasks") if isinstance(said, dict) else None
-    if not isinstance(rows, list) or len(rows) > TASKS_PER_PAGE:
-        raise MalformedRecord(f"an answer with tasks is a list of up to {TASKS_PER_PAGE}")
+def read_tasks(rows: Sequence[Any], *, more: bool) -> TaskPage:
+    """Returns the tasks in an answer of another space. An invalid row is counted and skipped: others do not wait for
+    it."""
     found: list[LinkedTask] = []
     for row in rows:
         with suppress(msgspec.ValidationError, InvalidName):
@@ -349,22 +245,15 @@ def read_tasks(said: Any) -> TaskPage:
             check_agent_id(task.sender)
             check_role(task.role)
             found.append(task)
-    return TaskPage(tuple(found), bool(said.get("more")), len(rows) - len(found))
+    return TaskPage(tuple(found), more, len(rows) - len(found))
 
 
-def read_told_tasks(said: Any) -> list[ToldTask]:
-    """How far another space says that tasks are; MalformedRecord if it cannot be read."""
-    try:
-        found: list[ToldTask] = msgspec.convert(said, _Told)
-        for each in found:
-            check_agent_id(each.sender)
-            if each.worker:
-                check_agent_id(each.worker)
-    except (msgspec.ValidationError, InvalidName) as error:
-        raise MalformedRecord(f"this does not say how far tasks are: {str(error)[:200]}") from error
-    if any(each.state not in TOLD_STATES or not is_message_id(each.id) or each.part >= each.parts for each in found):
-        raise MalformedRecord(f"a task of a link has an id, and is one of {', '.join(TOLD_STATES)}")
-    return found
+def check_told_tasks(tasks: Iterable[ToldTask]) -> None:
+    """Raises MalformedRecord for progress that another space cannot report."""
+    for each in tasks:
+        _check_agents(each.sender, *([each.worker] if each.worker else []))
+        if each.state not in TOLD_STATES or not is_message_id(each.id) or each.part >= each.parts:
+            raise MalformedRecord(f"a task of a link has an id, and is one of {', '.join(TOLD_STATES)}")
 
 
 def read_age(fields: Fields) -> int:
@@ -420,21 +309,6 @@ class Statement(msgspec.Struct, frozen=True):
     sig: Annotated[str, msgspec.Meta(max_length=200)]
 
 
-class PeoplePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Agents whose access records lie after a sequence, in their order. All up to `through` are told."""
-
-    people: Annotated[tuple[Statement, ...], msgspec.Meta(max_length=PEOPLE_PER_PAGE)]
-    through: Annotated[int, msgspec.Meta(ge=0, le=MOST)]
-    more: bool
-    epoch: Annotated[str, msgspec.Meta(max_length=256)]
-    #: the steward's key, and the records that named it, if the asker did not know it
-    key: Annotated[str, msgspec.Meta(max_length=100)]
-    rotations: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=1_000)] = ()
-    #: whether direct messages pass the link, and tasks, as far as that space says
-    direct: bool = True
-    tasks: bool = False
-
-
 def state(key: KeyPair, space_id: str, link: str, person: Person) -> Statement:
     """The steward's word for one link."""
     text = msgspec.json.encode(person).decode()
@@ -450,14 +324,6 @@ def read_statement(said: Statement, space_id: str, steward_key: str, link: str) 
         return msgspec.convert(strict_json.loads(payload), Person, strict=True)
     except (msgspec.ValidationError, MalformedMessage, InvalidName) as error:
         raise MalformedRecord(f"this says of nobody who it is: {str(error)[:200]}") from error
-
-
-def read_people(said: Any) -> PeoplePage:
-    """The page in an answer of another space."""
-    try:
-        return msgspec.convert(said, PeoplePage)
-    except msgspec.ValidationError as error:
-        raise MalformedRecord(f"this is no page of a roster: {str(error)[:200]}") from error
 
 
 class Sorted(msgspec.Struct, frozen=True):

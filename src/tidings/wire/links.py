@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,11 @@ from tidings.wire.records import Fields, values_of
 if TYPE_CHECKING:
     from tidings.wire.rulings import Link
 
+#: characters of a name, an id, a signature or a time that another space sends; it bounds what is stored
+LONGEST: Final = 256
+ShortText = Annotated[str, msgspec.Meta(max_length=LONGEST)]
+#: a sequence of a log, as every language reads it exactly
+Seq = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 ORIGIN_HEADER: Final = "Td-Origin"
 HOPS_HEADER: Final = "Td-Hops"
 #: spaces a record may have passed on its way, whatever a link record says
@@ -140,10 +145,10 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     """How far a log was handled: every record up to `seq` has its disposition. `mark` tells the record there from
     another one at the same sequence of a log that was set back; 0 is before the first."""
 
-    space: str
-    epoch: str
-    seq: int
-    mark: str = ""
+    space: ShortText
+    epoch: ShortText
+    seq: Seq
+    mark: ShortText = ""
 
     @property
     def domain(self) -> tuple[str, str]:
@@ -174,11 +179,11 @@ class GapKind(StrEnum):
 class LinkGap(msgspec.Struct, frozen=True, kw_only=True):
     kind: GapKind
     #: what a page can be asked after: before the oldest record that is there
-    oldest: int
-    head: int
-    epoch: str
+    oldest: Seq
+    head: Seq
+    epoch: ShortText
     #: up to here the log is the one the token knew; 0 if nobody can say
-    agreed: int = 0
+    agreed: Seq = 0
 
 
 class LinkedRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -358,6 +358,13 @@ def is_message_id(text: str) -> bool:
     return _ID.match(text) is not None
 
 
+def check_message_id(text: str) -> str:
+    """Returns the id. Raises UsageError if it is not one."""
+    if not is_message_id(text):
+        raise UsageError(f"{text[:64]!r} is not a message id")
+    return text
+
+
 def id_time_ms(text: str) -> int | None:
     """Milliseconds since 1970 that the id claims, or None if it is not a message id. They never decide delivery."""
     return int(text[:8] + text[9:13], 16) if is_message_id(text) else None

@@ -9,12 +9,12 @@ came on exactly that subject with the steward's signature over it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from tidings.errors import MalformedMessage, UsageError
+from tidings.errors import MalformedMessage
 from tidings.wire import rulings, strict_json
 from tidings.wire.names import check_pattern
 from tidings.wire.records import Fields, values_of
@@ -48,16 +48,6 @@ class Attention(msgspec.Struct, frozen=True):
             raise ValueError(f"attention names at most {MAX_LEVELS} channels or patterns, not {len(self.channels)}")
         for pattern in self.channels:
             check_pattern(pattern)
-
-
-class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """`ctl.presence`: the state of one session of an agent."""
-
-    session: Session
-    status: Status
-    activity: Activity | None = None
-    attention: Attention = Attention()
-    model: Model | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,14 +135,6 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     links: Count = 0
     #: linked spaces of whose agents nobody is told now, though the link shares them -> `starting` or `paused`
     unheard: dict[str, str] = {}
-
-
-def read_beat(fields: Any) -> Beat:
-    """A beat from the arguments of a request; UsageError says what is wrong with it."""
-    try:
-        return msgspec.convert(dict(fields), Beat, strict=True)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError(f"this is not a beat: {str(error)[:300]}") from error
 
 
 def sign_delta(key: KeyPair, space_id: str, delta: Delta) -> tuple[bytes, dict[str, str]]:

@@ -37,7 +37,6 @@ AGENT_SERVICES = (
     "health",
     "history",
     "member",
-    "page",
     "presence",
     "receipt",
     "roster",

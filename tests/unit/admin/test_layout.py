@@ -26,7 +26,7 @@ USER = seeded_key(RANDOM).id
 KEYS = Keyring(*[*FIRST, *(seeded_key(RANDOM, ACCOUNT) for _ in range(2))])
 MAIN = Subjects("main")
 #: digest of what the accounts and roles of `LAYOUT` may do, and of what an agent may
-FROZEN, FROZEN_AGENT = "4d3e7381d87d2f2a", "d36e585f328bb47c"
+FROZEN, FROZEN_AGENT = "0ddcf3a6059dc2d5", "d36e585f328bb47c"
 
 
 def accounts() -> dict[str, Any]:

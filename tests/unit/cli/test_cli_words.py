@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from command_lines import commands, lines_in, parse
@@ -16,6 +17,7 @@ from tidings.cli.main import main
 from tidings.cli.output import age, size
 from tidings.cli.people import life_of
 from tidings.cli.spaces import parse_settings
+from tidings.contract.mail import TraceAnswer
 from tidings.errors import TidingsError, UsageError
 from tidings.host.http_api import api_routes
 
@@ -273,21 +275,23 @@ def test_the_life_of_a_message_is_told_in_words_with_names() -> None:
         "kind": "dm",
         "sender": ada,
         "to": bob,
+        "void": "a reason",
     }
     stages = {"read": "2027-01-15T08:00:02.000+00:00", "confirmed": "2027-01-15T08:00:00.000+00:00"}
     letter = {"kind": "dm", "sender": ada, "to": bob, "seq": 7, "stage": "read", "stages": stages}
     task = {"kind": "task", "sender": ada, "to": "reviewer", "seq": 9, "stage": "read", "stages": {}, "state": "dead"}
-    task |= {"worker": bob, "attempt": 5, "cause": "failed", "reasons": ["attempt 5: no"], "void": ["a reason"]}
+    task |= {"worker": bob, "attempt": 5, "cause": "failed", "reasons": ["attempt 5: no"]}
     void = {"kind": "chat", "sender": ada, "to": "general", "seq": 3, "stage": "void", "stages": {}, "why": "a header"}
     told = [letter, task, void]
-    lines = life_of({"id": "x", "stored": [stored], "receipts": told, "names": {ada: "ada", bob: "bob"}})
+    facts = {"id": "x", "stored": [stored], "receipts": told, "names": {ada: "ada", bob: "bob"}}
+    lines = life_of(msgspec.convert(facts, TraceAnswer))
     assert lines[0].startswith("direct message from ada to bob, sequence 7, 2027-01-1")
-    assert lines[1] == "direct message to bob is read"
-    assert [line.split()[0] for line in lines[2:4]] == ["confirmed", "read"], "in the order of time"
-    assert lines[4:] == [
+    assert lines[1] == "  void: a reason"
+    assert lines[2] == "direct message to bob is read"
+    assert [line.split()[0] for line in lines[3:5]] == ["confirmed", "read"], "in the order of time"
+    assert lines[5:] == [
         "task to the role reviewer is dead by bob, attempt 5 (failed)",
         "  attempt 5: no",
-        "  void: a reason",
         "message to #general is void",
         "  why: a header",
     ]

@@ -14,12 +14,17 @@ from tidings.client.live import LocalMembership, Memberships
 from tidings.client.read_state import ReadState
 from tidings.client.records import LiveRecord, RecordOpener
 from tidings.client.state_file import Journal, KeptAs
+from tidings.contract.channels import JoinAnswer
 from tidings.wire.message import Sender, compose
-from tidings.wire.roster import Attention
+from tidings.wire.roster import Attention, Backstop
 from tidings.wire.subjects import Subjects
 
 CHANNELS = ("general", "team.a")
 ME = "me"
+LIVE = JoinAnswer(
+    channel="general", cls="live", replay=True, own=(), replay_window=None, state="opened", seq=5, left=None, head=5,
+    backstop=Backstop(), epoch="", agreed=None, stamp=None,
+)  # fmt: skip
 MESSAGE = compose(Sender("U" + "A" * 55, "ada"), text="hello")
 
 
@@ -174,5 +179,5 @@ def test_a_copy_is_ahead_while_nobody_can_say_what_is_older() -> None:
     frames: Any = SimpleNamespace(caught_up=0, skipped=set(), unacked_before=1, are_older_awaited=lambda: True)
     memberships.frames = frames
     assert memberships.is_ahead(waiting), "frames that a dead session had in hand come later"
-    waiting.facts = {"class": "live"}
+    waiting.facts = LIVE
     assert not memberships.is_ahead(waiting)

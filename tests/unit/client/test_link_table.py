@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from linking import OtherSpace
 from tidings.client import links
 from tidings.client.links import Judge, LinkTable
+from tidings.contract.agents import LinksAnswer, LinksRequest, LinkVersionRow
 from tidings.errors import DeniedError, StewardUnreachable, UnreachableError
 from tidings.wire.envelope import ClaimedOrigin
 from tidings.wire.subjects import Subjects
@@ -22,7 +24,7 @@ SECOND = 1_000_000_000
 
 def row(seq: int, link: str = "west", state: str = "on", **fields: Any) -> dict[str, Any]:
     given = {"link": link, "seq": seq, "state": state, "origin": WEST.id, "space": "west", "hops": 1, "until": None}
-    return {**given, "channels": {"general": "general"}, "beyond": {}, **fields}
+    return {**given, "channels": {"general": "general"}, "beyond": {}, "mail": False, "tasks": False, **fields}
 
 
 class Steward:
@@ -44,8 +46,8 @@ class Steward:
     async def ready(self, _timeout: float) -> None:
         return None
 
-    async def call(self, service: str, do: str, *, after: str | None = None, **_: float) -> dict[str, Any]:
-        assert (service, do) == ("space", "links")
+    async def call(self, request: LinksRequest, **_: float) -> LinksAnswer:
+        after = request.after
         self.asked += after is None
         self.under_way += 1
         self.most = max(self.most, self.under_way)
@@ -55,13 +57,13 @@ class Steward:
             raise self.failure
         start = int(after or 0)
         end = start + self.page
-        return {
-            "links": self.rows[start:end],
-            "next": str(end) if end < len(self.rows) else None,
-            "newest": max((each["seq"] for each in self.rows), default=0),
-            "through": self.through,
-            "floor": self.floor,
-        }
+        return LinksAnswer(
+            links=msgspec.convert(tuple(self.rows[start:end]), tuple[LinkVersionRow, ...]),
+            next=str(end) if end < len(self.rows) else None,
+            newest=max((each["seq"] for each in self.rows), default=0),
+            through=self.through,
+            floor=self.floor,
+        )
 
 
 @pytest.fixture
@@ -251,7 +253,7 @@ async def test_a_link_record_that_a_question_under_way_may_not_know_is_asked_for
     table = LinkTable(steward)  # type: ignore[arg-type]
     answered, read = asyncio.Event(), steward.call
 
-    async def slow(*words: Any, **more: Any) -> dict[str, Any]:
+    async def slow(*words: Any, **more: Any) -> LinksAnswer:
         said = await read(*words, **more)
         await answered.wait()
         return said

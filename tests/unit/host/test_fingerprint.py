@@ -9,10 +9,10 @@ from msgspec.structs import fields, replace
 
 from tidings.errors import MalformedMessage
 from tidings.host import fingerprint as module
-from tidings.host.fingerprint import Request, fingerprint
+from tidings.host.fingerprint import FingerprintFields, fingerprint
 from tidings.wire.message import ArtifactPart, DataPart, ExtensionPart, Part, TextPart
 
-PLAIN = Request(space="SPACE", sender="UADA", kind="dm", destination="UBOB", max_age=1000, text="hello")
+PLAIN = FingerprintFields(space="SPACE", sender="UADA", kind="dm", destination="UBOB", max_age=1000, text="hello")
 OTHER: dict[str, Any] = {
     "space": "OTHER",
     "sender": "UEVE",
@@ -39,7 +39,7 @@ def test_it_is_32_bytes_and_stays_the_same_for_ever() -> None:
 
 
 def test_every_field_counts() -> None:
-    assert set(OTHER) == {field.name for field in fields(Request)}
+    assert set(OTHER) == {field.name for field in fields(FingerprintFields)}
     seen = {fingerprint(PLAIN), *(fingerprint(replace(PLAIN, **{name: value})) for name, value in OTHER.items())}
     assert len(seen) == len(OTHER) + 1
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.link_registry import AgreedLink, LinkLedger
+from tidings.contract.core import Request
 from tidings.errors import BrokerUnreachable, ConflictError, StewardUnreachable, StoreBusy, TidingsError
 from tidings.links import link_store, running_link
 from tidings.links import worker as worker_module
@@ -30,6 +31,8 @@ from tidings.wire.rulings import Link
 from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import Subjects
 from tidings_testing.waiting import eventually
+
+A = TypeVar("A")
 
 HERE, EAST, WEST = (KeyPair.generate(ACCOUNT).id for _ in range(3))
 
@@ -67,8 +70,8 @@ class EmptyLog:
 
     subjects = Subjects("elsewhere")
 
-    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        raise AssertionError((do, arguments))
+    async def ask(self, request: Request[A]) -> A:
+        raise AssertionError(request)
 
     async def close(self) -> None:
         self.closed = True
@@ -77,8 +80,8 @@ class EmptyLog:
 class NoPost:
     """No link of these tests passes mail or tasks, or says who is there."""
 
-    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        raise AssertionError((do, arguments))
+    async def ask(self, request: Request[A]) -> A:
+        raise AssertionError(request)
 
     async def put_mail(self, to: str, sender: str, payload: bytes, headers: Mapping[str, str]) -> None:
         raise AssertionError((to, sender, payload, headers))

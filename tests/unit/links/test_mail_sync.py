@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
+from tidings.contract.core import Request
 from tidings.errors import ConflictError, OutcomeUnknown, TidingsError
 from tidings.links import directory, mail_store, mail_sync
 from tidings.links.link_store import BookedLink
@@ -21,6 +22,9 @@ from tidings.wire import signing
 from tidings.wire.link_exchange import MAIL_PER_PAGE, LinkedMail
 from tidings.wire.rulings import Link
 from tidings.wire.signing import ACCOUNT, KeyPair
+from tools.typed_answers import fields_of, typed_answer
+
+A = TypeVar("A")
 
 HERE, THERE = KeyPair.generate(ACCOUNT).id, KeyPair.generate(ACCOUNT).id
 ADA, EVE = KeyPair.generate(), KeyPair.generate()
@@ -56,7 +60,10 @@ class Peer:
         """What follows is not there any more, and its sequences are free."""
         self.mail, self.head = [each for each in self.mail if each.seq <= head], head
 
-    async def ask(self, do: str, **said: Any) -> dict[str, Any]:
+    async def ask(self, request: Request[A]) -> A:
+        return typed_answer(request, self._answer(request.operation.verb, fields_of(request)))
+
+    def _answer(self, do: str, said: dict[str, Any]) -> dict[str, Any]:
         if do in self.failing:
             raise self.failing[do]
         if do == "told":
@@ -69,8 +76,8 @@ class Peer:
         set_back = False
         if said.get("marks"):
             assert said["epoch"] == "e"
-            after = next((seq for seq, mark in said["marks"] if marks.get(seq) == mark), 0)
-            set_back = any(marks.get(seq, mark) != mark or seq > head for seq, mark in said["marks"])
+            after = next((seq for seq, mark, *_ in said["marks"] if marks.get(seq) == mark), 0)
+            set_back = any(marks.get(seq, mark) != mark or seq > head for seq, mark, *_ in said["marks"])
         page = [each for each in self.mail if each.seq > after][:MAIL_PER_PAGE]
         through = page[-1].seq if len(page) == MAIL_PER_PAGE else head
         rows = [msgspec.to_builtins(each) for each in page]
@@ -98,7 +105,10 @@ class Local:
         said = {"sender": mail.sender, "id": mail.id, "to": mail.to, "stage": "delivered", "why": ""}
         self.receipts.append({**said, "n": len(self.receipts) + 1, "mark": mail.id})
 
-    async def ask(self, do: str, **said: Any) -> dict[str, Any]:
+    async def ask(self, request: Request[A]) -> A:
+        return typed_answer(request, self._answer(request.operation.verb, fields_of(request)))
+
+    def _answer(self, do: str, said: dict[str, Any]) -> dict[str, Any]:
         if do == "receipts":
             marks = ["", *(each["mark"] for each in self.receipts)]
             is_there = said["after"] < len(marks) and marks[said["after"]] == said["mark"]

@@ -4,17 +4,20 @@ from typing import Any
 
 import pytest
 
+from tidings.contract.links import LinkPageRequest
+from tidings.links.source import read_page
 from tidings.model.rulebook import Rulebook
 from tidings.steward.link_handlers import LogFacts, gap_before_reading
 from tidings.steward.link_scope import MOST_FILTERS, LinkScope, identity_of, minimal
 from tidings.wire import message as wire_message
-from tidings.wire.link_exchange import page_fields, read_page, record_row
 from tidings.wire.links import GapKind, LinkedRecord, LinkPage, Token, origin_fields
 from tidings.wire.message import MAX_PAYLOAD
 from tidings.wire.records import StoredRecord, encode_headers
 from tidings.wire.rulings import Access, Link, Space
 from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import Subjects
+from tidings_testing.links.peer import page_fields, record_row
+from tools.typed_answers import typed_answer
 
 MAIN, HERE = Subjects("main"), KeyPair.generate(ACCOUNT).id
 THERE, FAR = KeyPair.generate(ACCOUNT).id, KeyPair.generate(ACCOUNT).id
@@ -175,11 +178,11 @@ def test_a_page_is_read_as_it_was_written() -> None:
         mark="m",
     )
     page = LinkPage(records=(record,), through=Token(space=HERE, epoch="e", seq=5, mark="m"), head=9, floor=1)
-    assert read_page(page_fields(page)) == page
+    assert read_page(typed_answer(LinkPageRequest(), page_fields(page))) == page
     assert record_row(record)["time"] == "2026-11-18T11:06:40.123456789Z"
     gap = gap_before_reading(Token(space=THERE, epoch="now", seq=20), FACTS, None)
     other = LinkPage(records=(), through=page.through, head=9, floor=1, gap=gap)
-    assert read_page(page_fields(other)) == other
+    assert read_page(typed_answer(LinkPageRequest(), page_fields(other))) == other
 
 
 def test_listed_channels_count_for_what_goes_out_too() -> None:

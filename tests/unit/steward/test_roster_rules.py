@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.client.directory import resolve_among
+from tidings.contract.agents import BeatRequest
 from tidings.errors import AmbiguousPeer, UnknownPeer, UsageError
 from tidings.steward.roster import SESSIONS_KEPT, RosterTable, pages
-from tidings.wire.roster import Agent, Attention, Beat, Delta, open_delta, read_beat, sign_delta
+from tidings.wire.roster import Agent, Attention, Delta, open_delta, sign_delta
 from tidings.wire.rulings import Access
 from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
@@ -32,7 +33,7 @@ class Clock:
         self.table.sweep(0)
 
     def beat(self, owner: str = ADA, at: float = 0, session: str = "session-1", **said: Any) -> None:
-        self.table.beat(owner, Beat(session=session, **({"status": "idle"} | said)), at, 1000 + at)
+        self.table.beat(owner, BeatRequest(session=session, **({"status": "idle"} | said)), at, 1000 + at)
 
     def sweep(self, until: float, step: float = 1.0) -> None:
         """Time passes as it does for a steward that is awake."""
@@ -266,13 +267,13 @@ def test_a_snapshot_looks_at_each_row_once_however_many_pages_it_has() -> None:
 )
 def test_a_beat_that_says_something_else_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        read_beat({"session": "session-1", "status": "idle", **wrong})
+        BeatRequest.operation.decode({"session": "session-1", "status": "idle", **wrong})
 
 
 def test_a_row_never_names_the_channels_of_an_agents_attention() -> None:
     clock = Clock()
     said = {"session": "session-1", "status": "idle", "attention": {"mode": "dnd", "channels": {"secret": "muted"}}}
-    clock.table.beat(ADA, read_beat(said), 0, 0)
+    clock.table.beat(ADA, msgspec.convert(said, BeatRequest), 0, 0)
     assert clock.row().attention == "dnd"
     assert b"secret" not in msgspec.json.encode(clock.row())
 

@@ -7,15 +7,15 @@ import pytest
 from tidings.client.frame_mailbox import GAP_PATIENCE
 from tidings.client.mailbox import PULL_BYTES
 from tidings.client.tasks import MAX_RESULT
+from tidings.contract.core import MAX_REQUEST
+from tidings.contract.mail import MAX_RECEIPTS
+from tidings.contract.tasks import TASK_WAIT
 from tidings.links.compare import FEWEST_IDS, MOST_IDS
 from tidings.nats.acks import ACK, ACK_WAIT, IN_PROGRESS, NAK, TERM
 from tidings.server.grants import MAX_MESSAGE, MAX_SUBSCRIPTIONS
 from tidings.steward.agent_handlers import MOST_CLAIMS
 from tidings.steward.history import MAX_PAGE
-from tidings.steward.receipts import MOST_RECEIPTS
-from tidings.steward.requests import MAX_REQUEST
 from tidings.wire import envelope, frames, message, names, records, roster, seal, signing, subjects
-from tidings.wire.operations import TASK_WAIT
 from tidings.wire.seal import TASK_PART
 
 TEXT = (Path(__file__).parents[3] / "docs" / "wire.md").read_text()
@@ -47,7 +47,7 @@ PHRASES = [
     f"wait {GAP_PATIENCE:.0f} s",
     f"at most {MAX_REQUEST:,} bytes",
     f"at most {MAX_RESULT:,} bytes",
-    f"at most {MOST_RECEIPTS}",
+    f"at most {MAX_RECEIPTS}",
     f"at most {MOST_CLAIMS}: mark",
     f"`limit` up to {MAX_PAGE}",
     f"`wait` up to {TASK_WAIT:.0f}",

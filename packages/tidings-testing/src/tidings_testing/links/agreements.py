@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
+from tidings.contract.admin import ChangeSpaceRequest
 from tidings.links.link_store import MOST_QUARANTINED, MOST_QUARANTINED_BYTES
 from tidings.wire import message as wire_message
 from tidings.wire.links import LinkedRecord
@@ -100,14 +101,14 @@ async def expired_in_the_middle(stage: LinkStage) -> ProbeOutcome:
 async def not_listed(stage: LinkStage) -> ProbeOutcome:
     await stage.recovers()
     async with stage.main.administer() as admin:
-        await admin.ask("space_set", channels="listed")
+        await admin.call(ChangeSpaceRequest(channels="listed"))
     try:
         (placed,) = stage.peer.put(stage.peer.say(stage.text()))
         await stage.handled(placed.seq)
         found, problem = await stage.fates(placed.seq), await stage.strayed()
     finally:
         async with stage.main.administer() as admin:
-            await admin.ask("space_set", channels="open")
+            await admin.call(ChangeSpaceRequest(channels="open"))
     stage.expect(placed)
     if problem or found != [("quarantined", "not_listed")]:
         return broken(problem or f"it became {found}")

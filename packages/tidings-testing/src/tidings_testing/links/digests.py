@@ -10,10 +10,9 @@ from msgspec.structs import replace
 
 from tidings.wire import message as wire_message
 from tidings.wire.digests import BUCKETS, ChannelDigests, RecordIdentity, bucket_of, payload_hash
-from tidings.wire.link_exchange import page_fields, record_row
 from tidings.wire.links import LinkedRecord
 from tidings.wire.message import new_id
-from tidings_testing.links.peer import Answer, Lie
+from tidings_testing.links.peer import Answer, Lie, page_fields, record_row
 from tidings_testing.links.stage import LinkStage, lies_refused
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings_testing.waiting import eventually
@@ -93,7 +92,7 @@ def _claim(stage: LinkStage, claimed: list[RecordIdentity], ids: Lie | None = No
     def digest(asked: Answer) -> Answer:
         totals = made(asked).totals()
         channels = {name: {day: each.encode() for day, each in days.items()} for name, days in totals.items()}
-        return {"floor": 1, "through": asked["through"], "channels": channels}
+        return {"floor": 1, "through": asked["through"], "channels": channels, "more": False}
 
     def buckets(asked: Answer) -> Answer:
         found = made(asked).day(asked["channel"], asked["day"]).buckets

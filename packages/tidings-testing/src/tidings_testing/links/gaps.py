@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from tidings.contract.core import MAX_INTEGER as MOST
 from tidings.links import link_store as books
-from tidings.wire.link_exchange import page_fields
 from tidings.wire.links import GapKind, LinkGap
 from tidings.wire.message import new_id
-from tidings.wire.operations import MOST
 from tidings_testing.links.pages import refused_pages
-from tidings_testing.links.peer import Answer, Lie
+from tidings_testing.links.peer import Answer, Lie, page_fields
 from tidings_testing.links.stage import LinkStage
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held
 from tidings_testing.waiting import eventually

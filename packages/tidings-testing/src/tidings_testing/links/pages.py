@@ -8,13 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tidings.contract.core import MAX_INTEGER as MOST
 from tidings.links.validation import PAGE_BYTES, PAGE_RECORDS
-from tidings.wire.link_exchange import page_fields
 from tidings.wire.links import LinkedRecord
 from tidings.wire.message import new_id
-from tidings.wire.operations import MOST
 from tidings.wire.signing import ACCOUNT, KeyPair
-from tidings_testing.links.peer import Answer, HostilePeer, Lie
+from tidings_testing.links.peer import Answer, HostilePeer, Lie, page_fields
 from tidings_testing.links.stage import LinkStage, lies_refused
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from tidings.contract.catalogue import OPERATIONS
+from tidings.contract.links import LinkPageAnswer
 from tidings.errors import WireError
 from tidings.links.validation import PAGE_BYTES
 from tidings.nats.client import Connection
@@ -24,17 +26,16 @@ from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError
 from tidings.wire import message as wire_message
 from tidings.wire import signing
-from tidings.wire.digests import ChannelDigests, DigestAnswer, IdsAnswer, RecordIdentity, bucket_of, payload_hash
+from tidings.wire.digests import ChannelDigests, RecordIdentity, bucket_of, payload_hash
 from tidings.wire.link_exchange import (
     MAIL_PER_PAGE,
     PEOPLE_PER_PAGE,
     TASKS_PER_PAGE,
     LinkedMail,
+    LinkedRow,
     LinkedTask,
     Person,
     Statement,
-    page_fields,
-    record_row,
     state,
 )
 from tidings.wire.links import GapKind, LinkedRecord, LinkGap, LinkPage, Token
@@ -50,6 +51,23 @@ Answer = dict[str, Any]
 LINK = "hostilelinks"
 #: gets what was asked; answers fields, bytes as they are, or None: nothing ever comes
 Lie = Callable[[Answer], Any]
+
+
+def record_row(record: LinkedRecord) -> Answer:
+    return dict(msgspec.to_builtins(LinkedRow.of(record)))
+
+
+def page_fields(page: LinkPage) -> Answer:
+    """Returns a page as plain values, so that a test can falsify them."""
+    answer = LinkPageAnswer(
+        records=tuple(map(LinkedRow.of, page.records)),
+        through=page.through,
+        head=page.head,
+        floor=page.floor,
+        gap=page.gap,
+        granted=page.granted,
+    )
+    return dict(msgspec.to_builtins(answer))
 
 
 class HostilePeer:
@@ -183,7 +201,7 @@ class HostilePeer:
         after = asked["after"] if asked["epoch"] == self.epoch_of_mail else 0
         marks = {each.seq: each.mark for each in self.mail}
         if after and asked.get("marks"):
-            after = next((seq for seq, mark in asked["marks"] if marks.get(seq) == mark), 0)
+            after = next((seq for seq, mark, *_ in asked["marks"] if marks.get(seq) == mark), 0)
         due = [each for each in self.mail if each.seq > after]
         rows, through = due[:MAIL_PER_PAGE], len(self.mail)
         through = rows[-1].seq if len(rows) < len(due) else through
@@ -225,6 +243,8 @@ class HostilePeer:
 
     async def _answer(self, message: Msg) -> None:
         asked = json.loads(message.data)
+        fields = OPERATIONS[f"{LINK_SERVICE} {asked['do']}"].fields.values()
+        asked = {each.encode_name: msgspec.to_builtins(each.default) for each in fields if not each.required} | asked
         self.asked[asked["do"]] += 1
         lie = self.lies.get(asked["do"])
         answer = lie(asked) if lie is not None else self.honest(asked)
@@ -244,7 +264,7 @@ class HostilePeer:
     def _hello(self, asked: Answer) -> Answer:
         del asked
         said = {"name": self.subjects.space, "space": self.id, "steward": self.id, "epoch": self.epoch}
-        more = {"head": self.head, "floor": 1, "shares": [">"], "hops": 1, "link": "-"}
+        more = {"head": self.head, "floor": 1, "shares": [">"], "hops": 1, "link": "-", "seq": 1}
         return {**said, **more, "until": None, "direct": "off", "roster": "off", "tasks": "off", "time": "", "jwt": ""}
 
     def _page(self, asked: Answer) -> Answer:
@@ -314,7 +334,9 @@ class HostilePeer:
 
     def _digest(self, asked: Answer) -> Answer:
         through = asked["through"]
-        return DigestAnswer(1, through, self.digests(through).totals()).encode()
+        totals = self.digests(through).totals()
+        channels = {name: {day: each.encode() for day, each in days.items()} for name, days in totals.items()}
+        return {"floor": 1, "through": through, "channels": channels, "more": False}
 
     def _buckets(self, asked: Answer) -> Answer:
         found = self.digests(asked["through"]).day(asked["channel"], asked["day"]).buckets
@@ -324,4 +346,5 @@ class HostilePeer:
         wanted = asked["channel"], asked["day"]
         of_day = [each for channel, day, each in self.messages(asked["through"]) if (channel, day) == wanted]
         found = [each for each in of_day if bucket_of(each.item) in asked["buckets"] and each.seq > asked["after"]]
-        return IdsAnswer(1, asked["through"], sorted(found)).encode()
+        ids = [each.encode() for each in sorted(found)]
+        return {"floor": 1, "through": asked["through"], "ids": ids, "more": False}

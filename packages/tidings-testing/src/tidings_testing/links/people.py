@@ -156,16 +156,14 @@ async def mail_out_of_order(stage: LinkStage) -> ProbeOutcome:
         first, second = (peer.write(stage.reader.id, text) for text in ("one", "two"))
         rows = [peer.mail_row(replace(each, seq=seq)) for each, seq in ((first, 9), (second, 8))]
         page = {"mail": [], "epoch": "x", "people": "", "after": 0, "through": 0, "more": False}
+        page |= {"mark": "", "set_back": False, "broker": ""}
         lies: list[tuple[str, Any]] = [
             ("mail", page | {"mail": rows, "through": 9}),
             ("mail", page | {"epoch": peer.epoch_of_mail, "people": "all", "more": True}),
             ("mail", page | {"mail": rows[:1], "through": 1}),
             ("mail", {"mail": "x"}),
             ("mail", b"[]"),
-            (
-                "roster",
-                {"people": [], "through": 0, "more": True, "epoch": peer.epoch_of_people, "key": peer.steward.id},
-            ),
+            ("roster", peer.roster_of([], 0) | {"more": True}),
             ("roster", {"people": 7}),
         ]
         rounds = stage.carried.rounds

@@ -129,7 +129,7 @@ async def tasks_that_cannot_be_read(stage: LinkStage) -> ProbeOutcome:
         rounds = stage.carried.rounds
         assert rounds is not None
         row = {"seq": 1, "sender": peer.agent.id, "role": "a.b", "sig": "x", "payload": "", "age": 0}
-        lies: list[Any] = [{"tasks": "x"}, {"tasks": [row] * 99}, b"[]", {}]
+        lies: list[Any] = [{"tasks": "x", "more": False}, {"tasks": [row] * 99, "more": False}, b"[]", {}]
 
         def goes_on() -> bool:
             stage.carried.ask()

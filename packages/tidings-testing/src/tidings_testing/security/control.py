@@ -13,19 +13,19 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from tidings.contract.agents import AccessRequest
+from tidings.contract.catalogue import OPERATIONS
 from tidings.errors import DeniedError, UsageError
 from tidings.nats import jwt
 from tidings.server.grants import ACK_ANSWER
 from tidings.steward.fair_queue import MOST_REQUESTS
 from tidings.wire.message import new_id
-from tidings.wire.operations import OPERATIONS
-from tidings.wire.subjects import ADMIN_SERVICE
 from tidings_testing.security.actor import PATIENCE, line
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings_testing.security.stage import Stage
 
 PROBES = Collection()
-ADMIN_VERBS = tuple(do for service, do in OPERATIONS if service == ADMIN_SERVICE)
+ADMIN_VERBS = tuple(each.verb for each in OPERATIONS.values() if each.caller == "admin")
 #: what the broker may grow by in a round after the first; an unanswered request costs it about 700 bytes
 GROWTH = 8 * 1024 * 1024
 PACE = MOST_REQUESTS * 0.9
@@ -90,9 +90,9 @@ def wide_access(stage: Stage) -> dict[str, Any]:
 async def _only_its_own(stage: Stage, before: Any, tried: int) -> ProbeOutcome:
     call = stage.mal.control.call
     told = json.dumps([await call("member", "list"), await call("channel", "list")])
-    access = (await call("access", "get"))["access"]
+    access = (await call(AccessRequest())).access
     await call("member", "leave", pattern=stage.secret)
-    if stage.secret in told or access["name"] != "probe-mal":
+    if stage.secret in told or access.name != "probe-mal":
         return broken("arguments chose whose memberships, channels or access were told")
     changed = await stage.unchanged(before)
     return broken(changed) if changed else refused(f"{tried} refused; what is answered is its own; nothing changed")

@@ -7,6 +7,9 @@ import os
 import re
 from typing import Any
 
+import msgspec
+
+from tidings.contract.agents import HealthRequest
 from tidings.nats.jetstream_api import EXPECT_SEQUENCE, EXPECT_SUBJECT
 from tidings.wire.envelope import Received, Refused
 from tidings.wire.records import Field
@@ -138,7 +141,7 @@ async def newest_ids(stage: Stage) -> ProbeOutcome:
 
 @PROBES.probe("N5", "Ask the steward for the health of the space and look for names in it.")
 async def health_facts(stage: Stage) -> ProbeOutcome:
-    told = json.dumps(await stage.mal.control.call("health", "ping"))
+    told = msgspec.json.encode(await stage.mal.control.call(HealthRequest())).decode()
     names = [name for name in (stage.secret, stage.base, stage.vic.id, VIC) if name in told]
     return broken(f"health tells {names}") if names else known(KNOWN_HEALTH)
 

@@ -11,12 +11,12 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
+from tidings.contract.catalogue import services_of
 from tidings.errors import ConflictError
 from tidings.nats import jwt
 from tidings.nats.errors import ApiError
 from tidings.nats.jetstream_api import NO_END
 from tidings.server.state import StateBucket
-from tidings.wire.subjects import AGENT_SERVICES
 from tidings_testing.security.actor import Actor, acting, line
 from tidings_testing.security.replies import targets
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
@@ -59,7 +59,7 @@ async def pipeline_publish(stage: Stage) -> ProbeOutcome:
     ]
     rulings = [s.access(vic), s.member(vic, TAG), s.channel(TAG), s.link("probe"), s.steward_lease, s.space_record]
     kept = [s.audit("probe"), s.dead("probe", vic), s.live_roster, f"{s.root}.live.chat.{vic}.{stage.channel}"]
-    asked = [s.control(service, vic) for service in (*AGENT_SERVICES, "admin")]
+    asked = [s.control(service, vic) for service in services_of("agent", "admin")]
     state = [f"$KV.{s.state_bucket}.{key}" for key in FOREIGN_KEYS]
     return await _all_refused(
         stage, {each: _request(each, stage.marked()) for each in (*spoken, *rulings, *kept, *asked, *state)}

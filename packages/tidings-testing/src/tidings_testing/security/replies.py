@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tidings.contract.catalogue import services_of
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream_api import NO_END
 from tidings.wire.envelope import Received
 from tidings.wire.message import new_id
-from tidings.wire.subjects import AGENT_SERVICES
 from tidings_testing.security.actor import line
 from tidings_testing.security.report import Probe, ProbeOutcome, broken, held, known
 from tidings_testing.security.stage import Stage
@@ -178,7 +178,7 @@ CALLS = [
     Call("task", "a task", _task),
     Call("block", "a request for a sealed block", _block),
     Call("no_block", "a request for a block that is not there (404)", _no_block),
-    *(Call(f"ctl_{service}", f"a `{service}` control request", _ctl(service)) for service in AGENT_SERVICES),
+    *(Call(f"ctl_{service}", f"a `{service}` control request", _ctl(service)) for service in services_of("agent")),
 ]
 
 

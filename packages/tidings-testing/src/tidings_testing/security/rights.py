@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from tidings.contract.catalogue import services_of
 from tidings.errors import AuthRevoked, BrokerUnreachable
 from tidings.nats import jwt
 from tidings.nats.client import connect
 from tidings.wire.signing import ACCOUNT, OPERATOR, KeyPair
-from tidings.wire.subjects import AGENT_SERVICES
 from tidings_testing.security.actor import line
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings_testing.security.stage import Stage
@@ -35,7 +35,7 @@ def _marked(stage: Stage, subjects: list[str]) -> dict[str, bytes]:
 async def other_sender(stage: Stage) -> ProbeOutcome:
     s, mal, vic = stage.subjects, stage.mal.id, stage.vic.id
     forged = [s.chat(vic, stage.channel), s.direct(vic, vic), s.direct(mal, vic), s.task(stage.role, vic)]
-    forged += [s.control(service, vic) for service in (*AGENT_SERVICES, "admin")]
+    forged += [s.control(service, vic) for service in services_of("agent", "admin")]
     return await _all_refused(stage, _marked(stage, forged))
 
 

@@ -19,6 +19,8 @@ from typing import Any
 from tidings.admin.administration import administer
 from tidings.admin.agents import AgentFile
 from tidings.admin.home import SpaceHome, SpaceInfo
+from tidings.contract.admin import IssuedRequest
+from tidings.contract.mail import DeadLettersRequest, DropLetterRequest
 from tidings.errors import WireError
 from tidings.model.projection import Table
 from tidings.nats import jwt
@@ -159,7 +161,7 @@ def _role(base: str) -> str:
 async def _check_running(home: SpaceHome) -> None:
     """Raise before anything is written: an agent half added would be completed by the next administrator."""
     async with administer(home, "security suite") as admin:
-        await admin.ask("issued", ids=[])
+        await admin.call(IssuedRequest())
 
 
 async def _provision(home: SpaceHome, base: str) -> list[Path]:
@@ -252,8 +254,8 @@ async def _clear_tasks(stage: Stage, cleanup: list[str]) -> None:
     stream, role = stage.subjects.task_stream, stage.role
     try:
         for actor in (stage.vic, stage.mal):
-            for dead in (await actor.control.call("dead", "list"))["dead"]:
-                await actor.control.call("dead", "drop", seq=dead["seq"])
+            for dead in (await actor.control.call(DeadLettersRequest())).dead:
+                await actor.control.call(DropLetterRequest(seq=dead.seq))
         await stage.js.purge(stream, subject_filter=f"{stage.subjects.root}.task.{role}.*", below=NO_END)
         with suppress(ApiError):  # no probe of tasks ran
             await stage.js.api(f"CONSUMER.DELETE.{stream}.task_{role}")

@@ -12,13 +12,23 @@ import json
 from contextlib import suppress
 from typing import Any
 
+from tidings.contract.agents import HealthRequest
+from tidings.contract.mail import (
+    MAX_RECEIPTS,
+    ReaderReceipt,
+    ReportReceiptsRequest,
+    TraceRequest,
+    WaitForReceiptRequest,
+    WatchReceiptsRequest,
+)
+from tidings.contract.tasks import ClaimRequest, TaskBeatRequest, TaskDoneRequest, TaskFailRequest, TaskResultRequest
 from tidings.errors import ConflictError, DeniedError, TidingsError, UsageError, WireError
 from tidings.nats.jetstream_api import NO_END
-from tidings.steward.receipts import MOST_RECEIPTS
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import ExtensionPart, Message, Sender, new_id
 from tidings.wire.seal import TASK_PART
+from tidings.wire.states import TaskStatus
 from tidings_testing.security.actor import Actor
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings_testing.security.stage import Stage
@@ -56,14 +66,16 @@ async def allowed(actor: Actor, attempts: list[tuple[str, str, dict[str, Any]]])
     return found
 
 
-async def _claimed(actor: Actor, role: str) -> Any:
-    return (await actor.control.call("task", "claim", role=role, wait=3))["task"]
+async def _claimed(actor: Actor, role: str) -> int | None:
+    """Claims a task of the role and returns its sequence."""
+    task = (await actor.control.call(ClaimRequest(role, 3.0))).task
+    return task.seq if task is not None else None
 
 
 @PROBES.probe("F24", "Settle, beat for or give back a task that another worker holds.")
 async def settle_anothers_task(stage: Stage) -> ProbeOutcome:
     task, seq = await asked(stage, stage.vic, stage.role)
-    if (await _claimed(stage.vic, stage.role))["seq"] != seq:
+    if await _claimed(stage.vic, stage.role) != seq:
         return broken("the victim was given another task than the one that was asked")
     own, stolen = (result(stage, stage.mal, who, stage.vic.id, task.id) for who in (stage.mal.id, stage.vic.id))
     attempts: list[tuple[str, str, dict[str, Any]]] = [
@@ -75,9 +87,9 @@ async def settle_anothers_task(stage: Stage) -> ProbeOutcome:
         ("dead", "retry", {"seq": seq}),
     ]
     got = await allowed(stage.mal, attempts)
-    state = await stage.vic.control.call("task", "result", id=task.id, seq=seq)
-    if state["state"] != "claimed" or state["worker"] != stage.vic.id:
-        got.append(f"the victim's task is {state['state']}")
+    state = await stage.vic.control.call(TaskResultRequest(task.id, seq))
+    if state.state != TaskStatus.CLAIMED or state.worker != stage.vic.id:
+        got.append(f"the victim's task is {state.state}")
     honest = result(stage, stage.vic, stage.vic.id, stage.vic.id, task.id)
     if not await allowed(stage.vic, [("task", "done", {"seq": seq, **honest})]):
         got.append("the holder could not finish it")
@@ -101,14 +113,11 @@ async def claim_without_role(stage: Stage) -> ProbeOutcome:
 @PROBES.probe("F24", "Hold two tasks at once: many claims at the same time, under many session names.")
 async def claim_two_at_once(stage: Stage) -> ProbeOutcome:
     seqs = [(await asked(stage, stage.vic, stage.role))[1] for _ in range(4)]
-    claims = [
-        stage.mal.control.call("task", "claim", role=stage.role, wait=1, **({"session": f"s-{n}"} if n % 2 else {}))
-        for n in range(12)
-    ]
+    claims = [stage.mal.control.call(ClaimRequest(stage.role, 1.0, f"s-{n}" if n % 2 else None)) for n in range(12)]
     answers = await asyncio.gather(*claims)
-    got = {answer["task"]["seq"] for answer in answers if answer["task"] is not None}
+    got = {answer.task.seq for answer in answers if answer.task is not None}
     for seq in got:
-        await stage.mal.control.call("task", "fail", seq=seq, reason="probe", retry=False)
+        await stage.mal.control.call(TaskFailRequest(seq, "probe", retry=False))
     await _drain(stage, stage.vic)
     if len(got) != 1 or not got <= set(seqs):
         return broken(f"one worker holds {len(got)} tasks at once")
@@ -117,21 +126,20 @@ async def claim_two_at_once(stage: Stage) -> ProbeOutcome:
 
 async def _drain(stage: Stage, worker: Actor) -> None:
     """Take what is left of the probes' tasks out of the queue."""
-    while (task := (await worker.control.call("task", "claim", role=stage.role, wait=0))["task"]) is not None:
-        await worker.control.call("task", "fail", seq=task["seq"], reason="probe", retry=False)
+    while (task := (await worker.control.call(ClaimRequest(stage.role))).task) is not None:
+        await worker.control.call(TaskFailRequest(task.seq, "probe", retry=False))
 
 
 @PROBES.probe("F24", "Keep a task for ever by beating beyond its deadline, then finish it after all.")
 async def beat_beyond_deadline(stage: Stage) -> ProbeOutcome:
     task, seq = await asked(stage, stage.vic, stage.role, deadline=0.6)
-    taken = await _claimed(stage.mal, stage.role)
-    if taken is None or taken["seq"] != seq:
+    if await _claimed(stage.mal, stage.role) != seq:
         return broken("the attacker was not given the task it should hold")
     beats, over = 0, False
     async with asyncio.timeout(10):
         while not over:
             try:
-                await stage.mal.control.call("task", "beat", seq=seq)
+                await stage.mal.control.call(TaskBeatRequest(seq))
                 beats += 1
             except ConflictError:
                 over = True
@@ -139,19 +147,20 @@ async def beat_beyond_deadline(stage: Stage) -> ProbeOutcome:
     late = await allowed(
         stage.mal, [("task", "done", {"seq": seq, **result(stage, stage.mal, stage.mal.id, stage.vic.id, task.id)})]
     )
-    state = await stage.vic.control.call("task", "result", id=task.id, seq=seq)
-    if late or (state["state"], state.get("cause")) != ("dead", "deadline"):
-        return broken(f"after its deadline the task is {state['state']}; {'; '.join(late)}")
+    state = await stage.vic.control.call(TaskResultRequest(task.id, seq))
+    if late or (state.state, state.cause) != (TaskStatus.DEAD, "deadline"):
+        return broken(f"after its deadline the task is {state.state}; {'; '.join(late)}")
     return refused(f"{beats} beats kept it until its deadline and not longer")
 
 
 @PROBES.probe("F24", "Forge a result with another's signature, task or name, or none at all; replay an old one.")
 async def forged_results(stage: Stage) -> ProbeOutcome:
     first, first_seq = await asked(stage, stage.vic, stage.role)
-    if (await _claimed(stage.mal, stage.role))["seq"] != first_seq:
+    if await _claimed(stage.mal, stage.role) != first_seq:
         return broken("the attacker was not given the task it should hold")
     old = result(stage, stage.mal, stage.mal.id, stage.vic.id, first.id)
-    record = (await stage.mal.control.call("task", "done", seq=first_seq, **old))["record"]
+    payload = base64.b64decode(old["result"])
+    record = (await stage.mal.control.call(TaskDoneRequest(first_seq, payload, old["sig"]))).record
     task, seq = await asked(stage, stage.vic, stage.role)
     await _claimed(stage.mal, stage.role)
     good = result(stage, stage.mal, stage.mal.id, stage.vic.id, task.id)
@@ -168,10 +177,10 @@ async def forged_results(stage: Stage) -> ProbeOutcome:
     ]
     got = await allowed(stage.mal, [("task", "done", {"seq": seq, **each}) for each in forgeries])
     with suppress(*REFUSALS):
-        if (await stage.mal.control.call("task", "done", seq=first_seq, **good))["record"] != record:
+        later = TaskDoneRequest(first_seq, base64.b64decode(good["result"]), good["sig"])
+        if (await stage.mal.control.call(later)).record != record:
             got.append("a result was replaced by a later one")
-    told = await stage.vic.control.call("task", "result", id=first.id, seq=first_seq)
-    if told["result"] != old["result"]:
+    if (await stage.vic.control.call(TaskResultRequest(first.id, first_seq))).result != payload:
         got.append("the asker was told another result")
     await allowed(stage.mal, [("task", "fail", {"seq": seq, "reason": "probe", "retry": False})])
     return (
@@ -182,24 +191,24 @@ async def forged_results(stage: Stage) -> ProbeOutcome:
 @PROBES.probe("N16", "Send receipts for mail of others; wait for, watch or trace what others sent.")
 async def receipts_of_others(stage: Stage) -> ProbeOutcome:
     mid, seq = await _direct_to_itself(stage)
-    many = [{"seq": n, "stage": "read"} for n in (*range(max(1, seq - 20), seq + 20), 10**15)]
+    many = tuple(ReaderReceipt(n, "read") for n in (*range(max(1, seq - 20), seq + 20), 10**15))
     whose = {"to": stage.vic.id, "sender": stage.vic.id}
     tried = [{}, {"reader": stage.vic.id}, {"sender": stage.vic.id, "id": mid}]
     got = await allowed(stage.mal, [("receipt", "put", {"seq": seq, "stage": "read", **more}) for more in tried])
     got += await allowed(stage.mal, [("receipt", "wait", {"id": mid, "seq": seq, "timeout": 0, **whose})])
     got += await allowed(stage.mal, [("receipt", "watch", {"timeout": 0, "sender": stage.vic.id})])
-    told = await stage.mal.control.call("receipt", "put", receipts=many, sender=stage.vic.id)
-    if told["new"]:
-        got.append(f"{told['new']} receipts for mail of others were taken")
-    seen = await stage.mal.control.call("receipt", "wait", id=mid, seq=seq, timeout=0, to=stage.vic.id)
-    if seen["stage"] != "unknown":
-        got.append(f"a message of another is told to be {seen['stage']}")
-    await stage.vic.control.call("receipt", "put", seq=seq, stage="delivered")
-    watched = await stage.mal.control.call("receipt", "watch", since=0, timeout=0)
-    if any(news["id"] == mid for news in watched["news"]):
+    told = await stage.mal.control.call(ReportReceiptsRequest(receipts=many, sender=stage.vic.id))
+    if told.new:
+        got.append(f"{told.new} receipts for mail of others were taken")
+    seen = await stage.mal.control.call(WaitForReceiptRequest(mid, stage.vic.id, seq=seq, timeout=0))
+    if seen.stage != "unknown":
+        got.append(f"a message of another is told to be {seen.stage}")
+    await stage.vic.control.call(ReportReceiptsRequest(seq=seq, stage="delivered"))
+    watched = await stage.mal.control.call(WatchReceiptsRequest(timeout=0))
+    if any(news.id == mid for news in watched.news):
         got.append("the receipts of another were watched")
-    traced = await stage.mal.control.call("trace", "get", id=mid, seq=seq)
-    if traced["stored"] or traced["receipts"]:
+    traced = await stage.mal.control.call(TraceRequest(mid, seq))
+    if traced.stored or traced.receipts:
         got.append("a message of another was traced")
     return broken("; ".join(got)) if got else refused("nothing told, nothing taken")
 
@@ -215,14 +224,14 @@ async def _direct_to_itself(stage: Stage) -> tuple[str, int]:
 
 @PROBES.probe("N23", "Flood receipts, traces and waits, so that the steward answers nobody.")
 async def receipt_flood(stage: Stage) -> ProbeOutcome:
-    junk = [{"seq": 10**12 + n, "stage": "read"} for n in range(MOST_RECEIPTS)]
+    junk = ReportReceiptsRequest(receipts=tuple(ReaderReceipt(10**12 + n, "read") for n in range(MAX_RECEIPTS)))
     call, count = stage.mal.control.call, 40
-    calls = [_answered(call("receipt", "put", receipts=junk)) for _ in range(count)]
-    calls += [_answered(call("trace", "get", id=new_id())) for _ in range(count)]
-    calls += [_answered(call("receipt", "watch", since=0, timeout=0.5)) for _ in range(count)]
-    calls += [_answered(call("receipt", "wait", id=new_id(), to=stage.vic.id, timeout=0.5)) for _ in range(count)]
+    calls = [_answered(call(junk)) for _ in range(count)]
+    calls += [_answered(call(TraceRequest(new_id()))) for _ in range(count)]
+    calls += [_answered(call(WatchReceiptsRequest(timeout=0.5))) for _ in range(count)]
+    calls += [_answered(call(WaitForReceiptRequest(new_id(), stage.vic.id, timeout=0.5))) for _ in range(count)]
     flood = asyncio.gather(*calls)
-    await stage.vic.control.call("health", "ping")
+    await stage.vic.control.call(HealthRequest())
     unanswered = (await flood).count(False)
     if unanswered:
         return broken(f"{unanswered} of {len(calls)} requests were not answered")

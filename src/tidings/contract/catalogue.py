@@ -1,0 +1,21 @@
+"""Every declared operation, by name. Importing this module loads all declarations.
+
+A program that calls a few operations imports only the modules that declare them.
+"""
+
+from __future__ import annotations
+
+from tidings.contract import admin, agents, channels, links, mail, tasks
+from tidings.contract.core import OPERATIONS, CallerKind
+
+MODULES = (channels, mail, tasks, agents, admin, links)
+__all__ = ["MODULES", "OPERATIONS", "services_of"]
+
+
+def services_of(*callers: CallerKind) -> tuple[str, ...]:
+    """Returns the services that these callers may reach, caller by caller, sorted.
+
+    The broker's permissions have this order; a test holds their digest.
+    """
+    reached = ({each.service for each in OPERATIONS.values() if each.caller == caller} for caller in callers)
+    return tuple(name for names in reached for name in sorted(names))

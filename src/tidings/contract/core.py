@@ -1,0 +1,201 @@
+"""How an operation is declared, and how its requests and answers are read and written.
+
+    @operation("member join", once=True)
+    class JoinRequest(Request[JoinAnswer]):
+        '''Join a channel or pattern.'''
+        pattern: str
+
+A field without a default is required. A field accepts `null` only if its type says so; `UNSET` as a default
+distinguishes `null` from a missing field. An answer omits fields that equal their default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
+
+import msgspec
+
+from tidings.errors import MalformedMessage, UsageError, WireError
+from tidings.wire import strict_json
+
+#: the largest integer that every language reads exactly
+MAX_INTEGER = 2**53 - 1
+#: the largest body of a request, in bytes
+MAX_REQUEST = 128 * 1024
+
+Integer = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
+Number = Annotated[float, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
+#: a point in time: RFC 3339 on the wire
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+#: who may call an operation; the broker's permissions derive from it
+CallerKind = Literal["agent", "admin", "invited", "peer", "link worker"]
+
+A = TypeVar("A")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Caller(NamedTuple):
+    """Who sent a request, by the broker's word, and the id under which it takes effect once."""
+
+    id: str
+    op: str
+
+
+class Answer(msgspec.Struct, omit_defaults=True):
+    """The base of every answer. Readers ignore fields they do not know."""
+
+
+class Request(msgspec.Struct, Generic[A], forbid_unknown_fields=True, omit_defaults=True):
+    """The base of every request. The parameter is the type of its answer."""
+
+    operation: ClassVar[Operation]
+
+
+class EmptyAnswer(Answer):
+    """Nothing but success."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One declared operation. `name` is its service and its verb."""
+
+    name: str
+    request: type[Request[Any]]
+    answer: type[Any]
+    caller: CallerKind
+    #: takes effect once per `op` of its caller; handlers enforce it
+    once: bool
+    #: seconds for which a request may ask the steward to wait
+    waits: float
+    #: whether the host forwards it for its agents
+    host: bool
+
+    @property
+    def service(self) -> str:
+        return self.name.split()[0]
+
+    @property
+    def verb(self) -> str:
+        return self.name.split()[1]
+
+    @property
+    def summary(self) -> str:
+        """Returns the docstring of the request as one line."""
+        return " ".join((self.request.__doc__ or "").split())
+
+    @cached_property
+    def fields(self) -> Mapping[str, msgspec.inspect.Field]:
+        """Returns the fields of the request by their name on the wire."""
+        described = msgspec.inspect.type_info(self.request)
+        assert isinstance(described, msgspec.inspect.StructType)
+        return {field.encode_name: field for field in described.fields}
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the declaration as plain values, for clients in other languages."""
+        answer = msgspec.inspect.type_info(self.answer)
+        assert isinstance(answer, msgspec.inspect.StructType)
+        return {
+            "service": self.service,
+            "do": self.verb,
+            "says": self.summary,
+            "arguments": {name: "required" if field.required else "optional" for name, field in self.fields.items()},
+            "once": self.once,
+            "waits": self.waits,
+            "host": self.host,
+            "answer": sorted(field.encode_name for field in answer.fields),
+        }
+
+    def decode(self, arguments: Mapping[str, Any]) -> Request[Any]:
+        """Returns the typed request. Raises UsageError, naming the field, if the arguments do not fit it."""
+        if unknown := sorted(arguments.keys() - self.fields.keys()):
+            raise UsageError(
+                f"{self.name}: unknown field {', '.join(repr(name[:64]) for name in unknown[:8])}; "
+                f"it has {', '.join(self.fields) or 'no fields'}"
+            )
+        try:
+            found: Request[Any] = msgspec.convert({n: _as_integer(v) for n, v in arguments.items()}, self.request)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"{self.name}: {explain(error)}") from error
+        return found
+
+    def read_answer(self, data: bytes) -> Any:
+        """Returns the typed answer. Raises WireError if the other side answered with something else."""
+        try:
+            return msgspec.json.decode(data, type=self.answer)
+        except msgspec.MsgspecError as error:
+            raise WireError(f"{self.name}: invalid answer: {explain(error)}") from error
+
+
+#: every declared operation, by name, in the order of declaration
+OPERATIONS: dict[str, Operation] = {}
+R = TypeVar("R", bound=type[Request[Any]])
+
+
+def operation(
+    name: str, *, caller: CallerKind = "agent", once: bool = False, waits: float = 0.0, host: bool = False
+) -> Callable[[R], R]:
+    """Declares the operation whose request is the decorated struct."""
+
+    def declare(request: R) -> R:
+        if name in OPERATIONS:
+            raise LookupError(f"operation {name} is declared twice")
+        (base,) = getattr(request, "__orig_bases__")  # noqa: B009  typing has no name for it
+        request.operation = OPERATIONS[name] = Operation(name, request, get_args(base)[0], caller, once, waits, host)
+        return request
+
+    return declare
+
+
+def services(*callers: CallerKind) -> tuple[str, ...]:
+    """Returns the services that these callers may reach."""
+    return tuple(dict.fromkeys(each.service for each in OPERATIONS.values() if each.caller in callers))
+
+
+def explain(error: msgspec.MsgspecError) -> str:
+    """Returns what msgspec found wrong, with the field first: `limit`: expected int, got str."""
+    text = str(error)
+    if missing := re.fullmatch(r"Object missing required field `(.+?)`(?: - at `\$\.?(.*)`)?", text):
+        where = f"{missing[2]}." if missing[2] else ""
+        return f"missing field `{where}{missing[1]}`"
+    if found := re.fullmatch(r"(.+) - at `\$\.?(.+)`", text, re.DOTALL):
+        reason = found[1].replace("`", "")
+        return f"`{found[2][:64]}`: {reason[0].lower()}{reason[1:300]}"
+    return text[:300]
+
+
+def read_body(name: str, data: bytes, limit: int = MAX_REQUEST) -> dict[str, Any]:
+    """Returns the JSON object of a request. Raises UsageError if it is too large or not strict JSON."""
+    if len(data) > limit:
+        largest = _largest_field(data)
+        named = f"; its largest field is `{largest[:64]}`" if largest else ""
+        raise UsageError(f"{name}: the request has {len(data):,} bytes, at most {limit:,} are allowed{named}")
+    try:
+        body = strict_json.loads(data)
+    except MalformedMessage as error:
+        raise UsageError(f"{name}: the request is not strict JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise UsageError(f"{name}: the request must be a JSON object")
+    return body
+
+
+def nanoseconds(moment: datetime | None) -> int:
+    """Returns the Unix time in nanoseconds; 0 for None."""
+    return 0 if moment is None else (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _largest_field(data: bytes) -> str:
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        return ""
+    return max(fields, key=lambda name: len(bytes(fields[name])), default="")
+
+
+def _as_integer(value: Any) -> Any:
+    """`3.0` and `3e0` are the integer 3, as in JSON Schema and JavaScript."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
