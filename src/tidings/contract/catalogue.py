@@ -6,14 +6,16 @@ A program that calls a few operations imports only the modules that declare them
 from __future__ import annotations
 
 from tidings.contract import admin, agents, channels, links, mail, tasks
-from tidings.contract.core import OPERATIONS, CallerKind
+from tidings.contract.core import DECLARED, CallerKind
 
 MODULES = (channels, mail, tasks, agents, admin, links)
+#: those of the steward
+OPERATIONS = DECLARED["steward"]
 __all__ = ["MODULES", "OPERATIONS", "services_of"]
 
 
 def services_of(*callers: CallerKind) -> tuple[str, ...]:
-    """Returns the services that these callers may reach, caller by caller, sorted.
+    """Returns the services of the steward that these callers may reach, caller by caller, sorted.
 
     The broker's permissions have this order; a test holds their digest.
     """

@@ -32,8 +32,11 @@ Integer = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 Number = Annotated[float, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 #: a point in time: RFC 3339 on the wire
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
-#: who may call an operation; the broker's permissions derive from it
-CallerKind = Literal["agent", "admin", "invited", "peer", "link worker"]
+#: the process that answers an operation
+Server = Literal["steward", "host", "link worker"]
+#: who may call an operation. The broker's permissions derive from it. The host knows an agent by its session; a user is
+#: any program of the same operating system user
+CallerKind = Literal["agent", "admin", "invited", "peer", "link worker", "user"]
 
 A = TypeVar("A")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -70,10 +73,18 @@ class Operation:
     caller: CallerKind
     #: takes effect once per `op` of its caller; handlers enforce it
     once: bool
-    #: seconds for which a request may ask the steward to wait
+    #: seconds for which a request may ask its server to wait
     waits: float
     #: whether the host forwards it for its agents
     host: bool
+    server: Server = "steward"
+    #: whether it changes something: a caller that got no answer does not know whether it took effect
+    changes: bool = True
+
+    @property
+    def path(self) -> str:
+        """Returns where the host serves it."""
+        return "/v1/" + self.name.replace(" ", "/")
 
     @property
     def service(self) -> str:
@@ -131,29 +142,33 @@ class Operation:
             raise WireError(f"{self.name}: invalid answer: {explain(error)}") from error
 
 
-#: every declared operation, by name, in the order of declaration
-OPERATIONS: dict[str, Operation] = {}
+#: every declared operation of each server, by name, in the order of declaration
+DECLARED: dict[Server, dict[str, Operation]] = {"steward": {}, "host": {}, "link worker": {}}
 R = TypeVar("R", bound=type[Request[Any]])
 
 
 def operation(
-    name: str, *, caller: CallerKind = "agent", once: bool = False, waits: float = 0.0, host: bool = False
+    name: str,
+    *,
+    server: Server = "steward",
+    caller: CallerKind = "agent",
+    once: bool = False,
+    waits: float = 0.0,
+    host: bool = False,
+    changes: bool = True,
 ) -> Callable[[R], R]:
     """Declares the operation whose request is the decorated struct."""
 
     def declare(request: R) -> R:
-        if name in OPERATIONS:
+        if name in DECLARED[server]:
             raise LookupError(f"operation {name} is declared twice")
         (base,) = getattr(request, "__orig_bases__")  # noqa: B009  typing has no name for it
-        request.operation = OPERATIONS[name] = Operation(name, request, get_args(base)[0], caller, once, waits, host)
+        answer = get_args(base)[0]
+        request.operation = Operation(name, request, answer, caller, once, waits, host, server, changes)
+        DECLARED[server][name] = request.operation
         return request
 
     return declare
-
-
-def services(*callers: CallerKind) -> tuple[str, ...]:
-    """Returns the services that these callers may reach."""
-    return tuple(dict.fromkeys(each.service for each in OPERATIONS.values() if each.caller in callers))
 
 
 def explain(error: msgspec.MsgspecError) -> str:

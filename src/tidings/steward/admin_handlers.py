@@ -36,10 +36,10 @@ from tidings.contract.core import Caller
 from tidings.errors import ConflictError, LeaseLost, NameTaken, TidingsError, UsageError
 from tidings.nats.acks import ACK_WAIT
 from tidings.nats.errors import NO_CONSUMER, ApiError
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
-from tidings.steward.requests import handler
 from tidings.steward.signing_key import SigningKey
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.unread import UnreadMail

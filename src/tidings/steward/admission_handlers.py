@@ -25,13 +25,13 @@ from tidings.contract.links import (
     LinkStateRow,
 )
 from tidings.nats.jetstream import StoredRecord
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext
 from tidings.steward.gate import LogGate
 from tidings.steward.link_floors import LinkPushes
 from tidings.steward.link_records import link_on, links_in_force, links_on
 from tidings.steward.link_scope import admitted, identity_of, own_fields
 from tidings.steward.marks import Marks
-from tidings.steward.requests import handler
 from tidings.steward.writer import RulingWriter
 from tidings.wire.digests import payload_hash
 from tidings.wire.links import authorization_epoch

@@ -53,12 +53,13 @@ from tidings.contract.core import Caller
 from tidings.errors import ConflictError, DeniedError, LogFull
 from tidings.model.membership import Interval
 from tidings.model.rulebook import Rulebook
+from tidings.rpc.dispatch import handler
 from tidings.server.lease import StewardLease
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.gate import LogGate
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.marks import Marks
-from tidings.steward.requests import fitting, handler
+from tidings.steward.requests import fitting
 from tidings.steward.roster_service import RosterService
 from tidings.steward.writer import Completed, RulingWriter
 from tidings.wire.links import channel_map

@@ -33,11 +33,11 @@ from tidings.contract.mail import (
 from tidings.errors import UsageError
 from tidings.model.task_rules import EndedTask, TaskState
 from tidings.nats.jetstream import StoredRecord
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext
 from tidings.steward.dead_letters import DeadLetters, Letter
 from tidings.steward.history import raw_record, replay_of
 from tidings.steward.link_records import shown_role
-from tidings.steward.requests import handler
 from tidings.steward.tasks import TaskQueues
 from tidings.wire.envelope import Received
 from tidings.wire.names import covers_any, role_parts

@@ -30,6 +30,7 @@ from tidings.contract.catalogue import OPERATIONS
 from tidings.contract.core import Caller
 from tidings.errors import LeaseLost, OutcomeUnknown, TidingsError
 from tidings.nats.errors import NO_STREAM, ApiError
+from tidings.rpc.dispatch import handler
 from tidings.server.disk import DiskReserve
 from tidings.server.lease import StewardLease
 from tidings.steward.backstop import BackstopWatch
@@ -41,7 +42,6 @@ from tidings.steward.mail import Mail
 from tidings.steward.marks import Marks
 from tidings.steward.quotas import FloodWatch
 from tidings.steward.receipts import ReceiptStore
-from tidings.steward.requests import handler
 from tidings.steward.retention import Retention
 from tidings.steward.shares import Shares
 from tidings.steward.side_streams import SideStreams

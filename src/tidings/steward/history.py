@@ -22,10 +22,11 @@ from tidings.contract.core import Caller, nanoseconds
 from tidings.errors import DeniedError, UsageError
 from tidings.model.membership import Interval
 from tidings.nats.jetstream import StoredRecord
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.marks import Marks
-from tidings.steward.requests import fitting, handler
+from tidings.steward.requests import fitting
 from tidings.wire.names import check_pattern, covers, covers_any, is_channel
 from tidings.wire.records import record_time
 from tidings.wire.subjects import Chat, Via

@@ -47,8 +47,9 @@ from tidings.errors import (
     StewardUnreachable,
     TidingsError,
 )
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import Lifecycle, SpaceContext
-from tidings.steward.requests import Idle, handler
+from tidings.steward.requests import Idle
 from tidings.wire.invitations import acceptance
 from tidings.wire.link_terms import SignedAcceptance, asking, signature_bytes
 from tidings.wire.names import check_agent_id

@@ -34,13 +34,13 @@ from tidings.contract.links import (
 )
 from tidings.errors import BrokerUnreachable, ConflictError, DeniedError, UsageError
 from tidings.nats.jetstream import StoredRecord
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_floors import LinkFloors
 from tidings.steward.link_records import links_in_force
 from tidings.steward.link_scope import LinkScope, identity_of
 from tidings.steward.marks import Marks
-from tidings.steward.requests import handler
 from tidings.steward.writer import RulingWriter
 from tidings.wire.digests import (
     ChannelDigests,

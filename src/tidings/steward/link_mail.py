@@ -38,13 +38,13 @@ from tidings.contract.links import (
 from tidings.errors import ConflictError, DeniedError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import StoredRecord
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.link_records import in_a_line, link_on, links_on
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.receipts import Key, ReceiptStore
-from tidings.steward.requests import handler
 from tidings.steward.shares import sender_of
 from tidings.wire.link_exchange import (
     MAIL_PER_PAGE,

@@ -23,8 +23,8 @@ from tidings.contract.admin import (
 )
 from tidings.contract.core import Caller
 from tidings.errors import ConflictError, InvalidName, UsageError
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext, now
-from tidings.steward.requests import handler
 from tidings.steward.writer import ADMIN, RulingWriter
 from tidings.wire.names import check_token, is_agent_id, role_parts, shown_space
 from tidings.wire.rulings import Link

@@ -39,12 +39,12 @@ from tidings.errors import ConflictError, DeniedError, MalformedMessage, Outcome
 from tidings.model.task_rules import EndedTask, TaskState, is_overdue
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import StoredRecord
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.link_records import in_a_line, link_on, links_in_force, links_on
 from tidings.steward.linked_people import LinkedPeople
-from tidings.steward.requests import handler
 from tidings.steward.tasks import TaskQueues
 from tidings.wire import message as wire
 from tidings.wire.link_exchange import LONGEST_AGE, TASKS_PER_PAGE, LinkedTask, ToldTask, check_told_tasks

@@ -25,11 +25,11 @@ from tidings.contract.links import (
     LinkRosterRequest,
 )
 from tidings.errors import DeniedError, UsageError
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.link_handlers import GrantedLink, LinkHandlers
 from tidings.steward.link_records import links_on
-from tidings.steward.requests import handler
 from tidings.steward.roster_service import RosterService
 from tidings.wire.link_exchange import (
     MOST_PEOPLE,

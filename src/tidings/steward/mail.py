@@ -25,11 +25,11 @@ from tidings.contract.core import Caller
 from tidings.contract.mail import MailboxRoomAnswer, MailboxRoomRequest
 from tidings.errors import ConfigError
 from tidings.nats.jetstream import StoredRecord
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext
 from tidings.steward.linked_people import LinkedPeople
 from tidings.steward.quotas import MOST_INVENTED
 from tidings.steward.receipts import ReceiptStore
-from tidings.steward.requests import handler
 from tidings.steward.retention import archive_needs
 from tidings.wire.names import check_agent_id
 from tidings.wire.states import ReceiptStage

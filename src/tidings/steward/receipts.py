@@ -38,9 +38,10 @@ from tidings.contract.mail import (
 from tidings.errors import DeniedError, TidingsError, UsageError
 from tidings.nats.errors import ApiError
 from tidings.nats.jetstream import StoredRecord
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.fair_queue import ConcurrencyLimit
-from tidings.steward.requests import Idle, handler
+from tidings.steward.requests import Idle
 from tidings.wire.message import check_message_id
 from tidings.wire.names import check_agent_id
 from tidings.wire.records import moment, seconds_of

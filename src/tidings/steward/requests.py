@@ -3,8 +3,8 @@
     message -> admitted -> request -> its sender's line (`fair_queue.py`) -> a task -> its handler -> answer
 
 An unanswered request through a service import stays in the broker's memory, so whatever arrives with a reply gets
-one: junk, unknown services, wrong senders, failures of ours. Parts of the steward mark their handlers with `handler`;
-this module knows none of them.
+one: junk, unknown services, wrong senders, failures of ours. Parts of the steward mark their handlers
+(`rpc/dispatch.py`); this module knows none of them.
 
 One slow request delays nobody, and beats of presence wait in no line. A request that only waits for something gives
 its place to one that works (`Dispatcher.idle`). A lost lease ends the steward.
@@ -12,7 +12,6 @@ its place to one that works (`Dispatcher.idle`). A lost lease ends the steward.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,9 +21,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
-
-from tidings.contract import core
 from tidings.contract.catalogue import OPERATIONS
 from tidings.contract.core import Answer, Caller, read_body
 from tidings.errors import (
@@ -38,6 +34,7 @@ from tidings.errors import (
 from tidings.nats.aio import Connection
 from tidings.nats.core import Msg
 from tidings.nats.errors import NatsError
+from tidings.rpc.dispatch import encode_answer, encode_refusal, handlers_of
 from tidings.server.lease import StewardLease
 from tidings.steward.context import Lifecycle
 from tidings.steward.fair_queue import BYTES, MOST_BYTES, MOST_REQUESTS, REQUESTS, Admission, FairQueue
@@ -56,10 +53,6 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[Caller, Any], Awaitable[Answer]]
 T = TypeVar("T")
-R = TypeVar("R")
-A = TypeVar("A")
-#: operation -> the function that handles it, of every module that was loaded
-HANDLED: dict[str, str] = {}
 
 
 class ControlCall(NamedTuple):
@@ -68,34 +61,6 @@ class ControlCall(NamedTuple):
     name: str
     caller: Caller
     request: Any
-
-
-def handler(
-    request: type[R],
-) -> Callable[[Callable[[Any, Caller, R], Awaitable[A]]], Callable[[Any, Caller, R], Awaitable[A]]]:
-    """Marks a method as the handler of the operation that has this request."""
-    operation: core.Operation = getattr(request, "operation")  # noqa: B009
-
-    def mark(method: Callable[[Any, Caller, R], Awaitable[A]]) -> Callable[[Any, Caller, R], Awaitable[A]]:
-        before = HANDLED.setdefault(operation.name, method.__qualname__)
-        if before != method.__qualname__:
-            raise LookupError(f"{operation.name} has two handlers: {before} and {method.__qualname__}")
-        vars(method)["operation"] = operation.name
-        return method
-
-    return mark
-
-
-def handlers_of(*parts: object) -> dict[str, Handler]:
-    """Returns the handlers of these objects by operation. Raises LookupError if an operation has none."""
-    found: dict[str, Handler] = {}
-    for part in parts:
-        for name, method in vars(type(part)).items():
-            if (operation := getattr(method, "operation", None)) is not None:
-                found[operation] = getattr(part, name)
-    if missing := sorted(OPERATIONS.keys() - found.keys()):
-        raise LookupError(f"declared and not handled: {', '.join(missing)}")
-    return found
 
 
 def parse_request(subjects: Subjects, subject: str, payload: bytes) -> ControlCall:
@@ -117,11 +82,6 @@ def parse_request(subjects: Subjects, subject: str, payload: bytes) -> ControlCa
     return ControlCall(name, Caller(parsed.sender, op), operation.decode(body))
 
 
-def answer(result: Answer) -> bytes:
-    body = msgspec.json.encode(result)
-    return b'{"ok":true' + (b"," + body[1:] if len(body) > 2 else b"}")
-
-
 def fitting(rows: list[T], size: Callable[[T], int], most: int) -> list[T]:
     """As many of these as fit into an answer of so many bytes, at least one."""
     total = 0
@@ -133,12 +93,7 @@ def fitting(rows: list[T], size: Callable[[T], int], most: int) -> list[T]:
 
 
 def refusal(error: BaseException) -> bytes:
-    """A refusal names its class of error; what was not foreseen is said without details of ours."""
-    if isinstance(error, TidingsError):
-        code, message = error.code, str(error)
-    else:
-        code, message = "failed", f"the steward failed ({type(error).__name__}); its log says more"
-    return json.dumps({"ok": False, "error": {"code": code, "message": message[:1000]}}).encode()
+    return encode_refusal(error, "steward")
 
 
 TOO_MANY = refusal(
@@ -182,7 +137,7 @@ class Dispatcher:
 
     def serve(self, *parts: object) -> None:
         """Answer with the handlers these parts have. LookupError if the table declares an operation nobody handles."""
-        self.handlers = handlers_of(*parts)
+        self.handlers = handlers_of("steward", *parts)
 
     def hear(self, connection: Connection, message: Msg) -> None:
         """A request of an agent, where it is read: what is too much ends here."""
@@ -209,7 +164,7 @@ class Dispatcher:
         try:
             call = parse_request(self.subjects, message.subject, message.data)
             if call.name in AT_ONCE:
-                await asked.reply(answer(await self.handlers[call.name](call.caller, call.request)))
+                await asked.reply(encode_answer(await self.handlers[call.name](call.caller, call.request)))
                 return
             if not self.queue.offer(call.caller.id, (asked, call)):
                 raise ConflictError(
@@ -249,7 +204,7 @@ class Dispatcher:
         try:
             if not self.lease.is_fresh:
                 await self.lease.prove()  # paused past a takeover, our table speaks of the past
-            return answer(await self.handlers[call.name](call.caller, call.request))
+            return encode_answer(await self.handlers[call.name](call.caller, call.request))
         except LeaseLost as error:
             self.life.fail(error)
             return refusal(OutcomeUnknown(f"this steward was replaced ({error}): ask again with the same op"))

@@ -38,11 +38,11 @@ from tidings.contract.channels import RawRecord
 from tidings.contract.core import Caller, EmptyAnswer
 from tidings.errors import ConflictError, TidingsError, UsageError
 from tidings.nats.errors import NatsError
+from tidings.rpc.dispatch import handler
 from tidings.steward.backstop import BackstopWatch
 from tidings.steward.context import SpaceContext
 from tidings.steward.history import raw_record
 from tidings.steward.marks import Marks
-from tidings.steward.requests import handler
 from tidings.steward.roster import RosterTable, pages
 from tidings.steward.store_watch import StoreWatch
 from tidings.steward.writer import RulingWriter

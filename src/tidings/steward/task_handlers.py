@@ -29,10 +29,10 @@ from tidings.contract.tasks import (
 )
 from tidings.errors import BadSignature, ConflictError, DeniedError, MalformedMessage, UsageError
 from tidings.model.task_rules import EndedTask, TaskState, is_overdue
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext
 from tidings.steward.history import raw_record
 from tidings.steward.linked_people import LinkedPeople
-from tidings.steward.requests import handler
 from tidings.steward.roster import RosterTable
 from tidings.steward.tasks import TaskQueues
 from tidings.wire import message as wire

@@ -31,10 +31,10 @@ from tidings.contract.mail import (
 )
 from tidings.model.task_rules import EndedTask, TaskState
 from tidings.nats.jetstream import StoredRecord
+from tidings.rpc.dispatch import handler
 from tidings.steward.context import SpaceContext
 from tidings.steward.fair_queue import ConcurrencyLimit
 from tidings.steward.receipts import ReceiptStore
-from tidings.steward.requests import handler
 from tidings.steward.tasks import TaskQueues
 from tidings.steward.voids import Void, claimed_id, payload_id, void_of
 from tidings.wire.message import check_message_id, id_time_ms

@@ -19,12 +19,12 @@ from tidings.contract.admin import UnreadAnswer, UnreadRequest
 from tidings.contract.core import Caller
 from tidings.errors import TidingsError
 from tidings.nats.jetstream import StoredRecord
+from tidings.rpc.dispatch import handler
 from tidings.steward.backstop import BackstopWatch
 from tidings.steward.context import SpaceContext, now
 from tidings.steward.damage import Removed
 from tidings.steward.dead_letters import DeadLetters
 from tidings.steward.receipts import ReceiptStore
-from tidings.steward.requests import handler
 from tidings.steward.store_watch import StoreWatch
 from tidings.wire.frames import decode_frame
 from tidings.wire.names import check_agent_id

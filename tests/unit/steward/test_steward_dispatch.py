@@ -10,18 +10,19 @@ import pytest
 import tidings.steward
 from declared_answers import wrong_with
 from tidings.contract.catalogue import OPERATIONS
-from tidings.contract.channels import MembershipsAnswer, MembershipsRequest
-from tidings.contract.core import Caller
-from tidings.steward import requests
-from tidings.steward.requests import HANDLED, handler, handlers_of
+from tidings.contract.channels import JoinRequest, MembershipsAnswer, MembershipsRequest
+from tidings.contract.core import DECLARED, Caller
+from tidings.rpc import dispatch
+from tidings.rpc.dispatch import HANDLED, handler, handlers_of
 from tidings.wire.subjects import SERVICES
 
 
 def test_every_operation_has_a_handler_and_every_handler_an_operation() -> None:
     for module in pkgutil.iter_modules(tidings.steward.__path__):
         importlib.import_module(f"tidings.steward.{module.name}")
-    assert HANDLED.keys() == OPERATIONS.keys()
-    assert {name.split()[0] for name in HANDLED} <= set(SERVICES)
+    handled = {name for server, name in HANDLED if server == "steward"}
+    assert handled == OPERATIONS.keys()
+    assert {name.split()[0] for name in handled} <= set(SERVICES)
 
 
 def test_an_operation_has_one_handler() -> None:
@@ -32,8 +33,18 @@ def test_an_operation_has_one_handler() -> None:
         handler(MembershipsRequest)(another)
 
 
+def test_a_handler_takes_the_request_it_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "HANDLED", {})
+
+    async def wrong(_self: object, _caller: Caller, _request: JoinRequest) -> MembershipsAnswer:
+        return MembershipsAnswer((), 0)
+
+    with pytest.raises(LookupError, match=r"takes a .*JoinRequest.*, not a MembershipsRequest"):
+        handler(MembershipsRequest)(wrong)
+
+
 def test_a_steward_does_not_start_while_an_operation_has_no_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "HANDLED", {})
+    monkeypatch.setattr(dispatch, "HANDLED", {})
 
     class One:
         @handler(MembershipsRequest)
@@ -41,12 +52,12 @@ def test_a_steward_does_not_start_while_an_operation_has_no_handler(monkeypatch:
             return MembershipsAnswer((), 0)
 
     with pytest.raises(LookupError) as refused:
-        handlers_of(One())
+        handlers_of("steward", One())
     missing = "accept offer, accept redeem, access get, admin acknowledge"
     assert f"declared and not handled: {missing}" in str(refused.value)
     assert "member list" not in str(refused.value)
-    monkeypatch.setattr(requests, "OPERATIONS", {"member list": MembershipsRequest.operation})
-    assert set(handlers_of(One())) == {"member list"}
+    monkeypatch.setitem(DECLARED, "steward", {"member list": MembershipsRequest.operation})
+    assert set(handlers_of("steward", One())) == {"member list"}
 
 
 def test_no_part_takes_the_steward_itself() -> None:

@@ -1,0 +1,69 @@
+"""Handlers: which function answers which operation, and an answer or a refusal as bytes.
+
+    @handler(JoinRequest)
+    async def join(self, caller: Caller, request: JoinRequest) -> JoinAnswer: ...
+
+The request is the last parameter; what comes before it is up to the server.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+from tidings.contract.core import DECLARED, Answer, Request, Server
+from tidings.errors import TidingsError
+
+A = TypeVar("A")
+P = ParamSpec("P")
+#: server and operation -> the function that handles it, of every module that was loaded
+HANDLED: dict[tuple[Server, str], str] = {}
+
+
+def handler(request: type[Request[A]]) -> Callable[[Callable[P, Awaitable[A]]], Callable[P, Awaitable[A]]]:
+    """Marks a function as the handler of the operation that has this request."""
+    operation = request.operation
+
+    def mark(function: Callable[P, Awaitable[A]]) -> Callable[P, Awaitable[A]]:
+        name = f"{function.__module__}.{function.__qualname__}"
+        if (before := HANDLED.setdefault((operation.server, operation.name), name)) != name:
+            raise LookupError(f"{operation.name} has two handlers: {before} and {name}")
+        taken = [*inspect.signature(function).parameters.values()][-1].annotation
+        if taken not in (request, request.__name__):
+            raise LookupError(f"{name} handles {operation.name} and takes a {taken}, not a {request.__name__}")
+        vars(function)["operation"] = operation
+        return function
+
+    return mark
+
+
+def handlers_of(server: Server, *parts: object) -> dict[str, Callable[..., Awaitable[Any]]]:
+    """Returns the handlers in these objects or modules. Raises LookupError if an operation of the server has none."""
+    found: dict[str, Callable[..., Awaitable[Any]]] = {}
+    for part in parts:
+        for name, function in vars(part if inspect.ismodule(part) else type(part)).items():
+            operation = getattr(function, "operation", None)
+            if inspect.isfunction(function) and operation is not None and operation.server == server:
+                found[operation.name] = getattr(part, name)
+    if missing := sorted(DECLARED[server].keys() - found.keys()):
+        raise LookupError(f"declared and not handled: {', '.join(missing)}")
+    return found
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """Returns an answer as one JSON object, with `ok` first."""
+    body = msgspec.json.encode(answer)
+    return b'{"ok":true' + (b"," + body[1:] if len(body) > 2 else b"}")
+
+
+def encode_refusal(error: BaseException, server: Server) -> bytes:
+    """Returns a refusal with the code of its error. An error that was not foreseen is named without its details."""
+    if isinstance(error, TidingsError):
+        code, message = error.code, str(error)
+    else:
+        code, message = "failed", f"the {server} failed ({type(error).__name__}); its log says more"
+    return json.dumps({"ok": False, "error": {"code": code, "message": message[:1000]}}).encode()
