@@ -33,7 +33,7 @@ def handler(request: type[Request[A]]) -> Callable[[Callable[P, Awaitable[A]]], 
         if (before := HANDLED.setdefault((operation.server, operation.name), name)) != name:
             raise LookupError(f"{operation.name} has two handlers: {before} and {name}")
         taken = [*inspect.signature(function).parameters.values()][-1].annotation
-        if taken not in (request, request.__name__):
+        if getattr(taken, "__name__", taken).rpartition(".")[2] != request.__name__:
             raise LookupError(f"{name} handles {operation.name} and takes a {taken}, not a {request.__name__}")
         vars(function)["operation"] = operation
         return function
