@@ -1,0 +1,131 @@
+"""Requests to the host: whatever is wrong with a field, the refusal has the right status and names that field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from msgspec import inspect as types
+
+from tidings.contract.catalogue import SERVED
+from tidings.contract.core import Operation, operation
+from tidings.contract.host import ChallengeRequest
+from tidings.host.http_api import AppState, HostApi
+from tidings.host.registry import Scope
+from tools.examples import example
+
+#: values that the type alone does not tell
+VALUES = {"ending": "0a1b2c3d"}
+SESSION = SimpleNamespace(id="session", program="test", scope=Scope("main", "A", "U", "ada"))
+
+
+def api() -> HostApi:
+    """The application of the host, with handlers that answer anything."""
+
+    async def answer(*_: Any) -> dict[str, Any]:
+        return {}
+
+    async def find(_token: str) -> Any:
+        return SESSION
+
+    host = SimpleNamespace(attend=lambda *_: None)
+    sessions = SimpleNamespace(on_end=lambda _: None, find=find, ending=lambda _: asyncio.Event())
+    claims = SimpleNamespace(held=lambda _: None, heard=lambda _: None)
+    state = AppState(*cast("Any", (host, sessions, claims, Path("s"), asyncio.Event(), 0.0)))
+    return HostApi(state, dict.fromkeys((each.name for each in SERVED.values()), answer), answer, answer)
+
+
+async def post(path: str, body: bytes, pieces: int = 1) -> tuple[int, str]:
+    """Status and message of the answer to a request without `Content-Length`, which comes in so many pieces."""
+    size = max(1, len(body) // pieces)
+    parts = [body[at : at + size] for at in range(0, len(body), size)] or [b""]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    headers = [(b"authorization", b"Bearer token"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+    await api()(scope, receive, send)
+    answer = json.loads(b"".join(event.get("body", b"") for event in sent))
+    return sent[0]["status"], answer.get("error", {}).get("message", "")
+
+
+def wrong_value(kind: types.Type) -> Any:
+    """Returns a value that the type does not accept; None if it accepts everything."""
+    match kind:
+        case types.Metadata(type=inner):
+            return wrong_value(inner)
+        case types.AnyType():
+            return None
+        case types.StrType() | types.ListType() | types.VarTupleType() | types.DictType() | types.DateTimeType():
+            return 7
+        case _:
+            return {"no": ["such"]}
+
+
+def takes_null(kind: types.Type) -> bool:
+    match kind:
+        case types.Metadata(type=inner):
+            return takes_null(inner)
+        case types.UnionType(types=choices):
+            return any(map(takes_null, choices))
+        case _:
+            return isinstance(kind, types.NoneType | types.AnyType)
+
+
+@pytest.mark.parametrize("each", SERVED.values(), ids=lambda each: each.name)
+async def test_every_refusal_of_a_request_names_the_field(each: Operation) -> None:
+    kinds = {name: field.type for name, field in each.fields.items()}
+    plain = {name: VALUES.get(name, example(kind)) for name, kind in kinds.items()}
+    required = {name: plain[name] for name, field in each.fields.items() if field.required}
+
+    async def asked(**fields: Any) -> tuple[int, str]:
+        return await post(each.path, json.dumps(fields).encode())
+
+    async def refused(named: str, **fields: Any) -> None:
+        status, message = await asked(**fields)
+        assert (status, f"`{named}" in message or f"'{named}'" in message) == (400, True), (fields, message)
+        assert message.startswith(each.name)
+
+    assert (await asked(**required))[0] == 200
+    if each.server == "host":
+        assert (await asked(**plain))[0] == 200
+        await refused("op", **required, op="operation-1")
+    else:
+        assert (await asked(**required, op="operation-1", wait=5))[0] == 200
+        for name, value in (("op", 7), ("wait", "long"), ("wait", -1), ("wait", None)):
+            await refused(name, **required, **{name: value})
+    await refused("no_such_field", **required, no_such_field=1)
+    for name, kind in kinds.items():
+        if name in required:
+            await refused(name, **{other: value for other, value in required.items() if other != name})
+        if takes_null(kind):
+            assert (await asked(**required | {name: None}))[0] == 200, name
+        else:
+            await refused(name, **required | {name: None})
+        if (wrong := wrong_value(kind)) is not None:
+            await refused(name, **required | {name: wrong})
+        huge = json.dumps(required | {name: "x" * each.limit}).encode()
+        for pieces in (1, 7):
+            status, message = await post(each.path, huge, pieces)
+            assert (status, f"its largest field is `{name}`" in message) == (413, True), (name, message)
+
+
+async def test_a_field_that_takes_any_json_keeps_what_it_was_given() -> None:
+    given = {"channel": "general", "data": 3.0}
+    request: Any = SERVED["/v1/message/send"].decode(given)
+    assert isinstance(request.data, float)
+    assert SERVED["/v1/outbox/list"].decode({"limit": 3.0}) == SERVED["/v1/outbox/list"].decode({"limit": 3})
+
+
+def test_two_operations_cannot_have_one_path() -> None:
+    with pytest.raises(LookupError, match="two operations have the path /v1/session/challenge"):
+        operation("session challenge", host=True)(ChallengeRequest)
