@@ -31,6 +31,7 @@ from tidings.client.redelivery import Retry
 from tidings.client.tasks import Job, TaskResult, TaskTicket
 from tidings.contract import host as contract
 from tidings.contract.core import Request
+from tidings.contract.host import HostTrace
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConnectionLost,
@@ -549,7 +550,7 @@ class HostEndpoint(AgentInterface):
     async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
         return (await self.ask_host(contract.AnnounceRequest(status, activity, model))).attached
 
-    async def trace(self, sent: Receipt | str) -> contract.HostTrace:
+    async def trace(self, sent: Receipt | str) -> HostTrace:
         return await self.ask_host(contract.MessageTraceRequest(sent if isinstance(sent, str) else sent.id))
 
     # --- tasks ---

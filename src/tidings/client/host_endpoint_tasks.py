@@ -102,10 +102,9 @@ class HostTasks:
     async def claim(
         self, role: str, wait: float, *, take_over: bool = False, silence: float | None = None
     ) -> Job | None:
-        request = contract.ClaimTaskRequest(role, wait, take_over, silence)
         self._claiming += 1
         try:
-            found = (await self.endpoint.ask_host(request)).task
+            found = (await self.endpoint.ask_host(contract.ClaimTaskRequest(role, wait, take_over, silence))).task
         except asyncio.CancelledError:
             # the host gives back what its program did not wait for, unless the answer was on its way already
             self._undoing.add(undoing := asyncio.create_task(self._give_back_unseen()))

@@ -130,9 +130,8 @@ class HostClient:
         if timeout is None:
             timeout = self.patience + wait + (getattr(request, "wait", 0.0) if operation.waits else 0.0)
         headers = [("Accept", "application/json"), ("Content-Type", "application/json")]
-        head_of_request = _request("POST", operation.path, token, headers, payload)
         async with self._asking(operation.name, timeout, changes=operation.changes) as connection:
-            await connection.send(head_of_request, payload)
+            await connection.send(_request("POST", operation.path, token, headers, payload), payload)
             status, answer = await connection.response()
         if status >= 400:
             raise _refusal(status, answer)
