@@ -143,6 +143,15 @@ for longer than a minute (`wait`, in seconds). A field or parameter in parenthes
 *changes*: without an answer it is unknown whether the request took effect. The others can be repeated.
 """
 
+TYPES: dict[type[msgspec.inspect.Type], str] = {
+    msgspec.inspect.StrType: "string",
+    msgspec.inspect.IntType: "integer",
+    msgspec.inspect.FloatType: "number",
+    msgspec.inspect.BoolType: "boolean",
+    msgspec.inspect.NoneType: "null",
+    msgspec.inspect.DictType: "object",
+    msgspec.inspect.AnyType: "any value",
+}
 EVENTS_TEXT = """### GET /v1/events
 
 Server-Sent Events: rows of the inbox behind the header `Last-Event-ID`, then each as it comes, as `message` or
@@ -240,8 +249,23 @@ def http_page() -> str:
     )
 
 
+def _type_text(kind: msgspec.inspect.Type) -> str:
+    """Returns the name of a type in JSON."""
+    match kind:
+        case msgspec.inspect.Metadata(type=inner):
+            return _type_text(inner)
+        case msgspec.inspect.UnionType(types=choices):
+            return " or ".join(map(_type_text, choices))
+        case msgspec.inspect.LiteralType(values=values):
+            return " or ".join(f'"{value}"' for value in values)
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return f"array of {_type_text(item)}"
+        case _:
+            return TYPES[type(kind)]
+
+
 def _operation_lines(operation: core.Operation) -> list[str]:
-    fields = ", ".join(map(_field_text, operation.fields.values()))
+    fields = ", ".join(f"{_field_text(each)} {_type_text(each.type)}" for each in operation.fields.values())
     answer = ", ".join(map(_field_text, _fields_of(operation.answer)))
     marks = [*(["session"] if operation.caller == "agent" else []), *(["changes"] if operation.changes else [])]
     limit = [f"- limit: {operation.limit // 1024} KiB"] if operation.limit != core.MAX_REQUEST else []
