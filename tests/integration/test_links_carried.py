@@ -33,6 +33,7 @@ from tidings.links.events import LinkEvent, PullAdvanced
 from tidings.links.local_socket import ask, follow
 from tidings.links.operations import alone
 from tidings.links.source import PeerSource
+from tidings.links.worker import LinkWorker
 from tidings.wire import signing
 from tidings.wire.digests import DigestAnswer
 from tidings_testing.real_space import RealSpace
@@ -352,12 +353,19 @@ async def test_what_is_in_quarantine_outlives_a_rebuild_when_the_other_log_has_i
         assert base64.b64decode(kept["record"]["payload"]) == payload
 
 
+async def has_compared(running: LinkWorker) -> None:
+    """Waits until the first comparison of the worker has ended: it would fetch what a test takes away."""
+    link = running._carried[LINK].direction
+    await eventually(lambda: link._repair_at and link._end_comparing is None and link._compared is None, within=20)
+
+
 async def test_verify_says_what_is_missing_here_and_it_is_fetched(both: LinkedSpaces) -> None:
     socket = both.acme.home.link_socket
     async with worker(both.acme) as running:
         await said(both.main, "ada", "one", "two", "three")
         await until_came(both.acme, ["one", "two", "three"])
         await until(both.acme, "live")
+        await has_compared(running)
         database = running._database
         assert database is not None
         await database.write(lambda c: c.execute("DELETE FROM disposition WHERE local_seq = ?", (seq_of_two(c),)))
