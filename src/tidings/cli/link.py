@@ -420,7 +420,7 @@ def quarantine_list(ctx: SpaceContext, name: LinkArgument, count: CountOption = 
       tidings link quarantine list acme -n 500 --json
     """
     row = meant(ctx, name)
-    answer, _ = call_worker(ctx, contract.ListQuarantineRequest(row.link, limit=count))
+    answer, _ = call_worker(ctx, contract.ListQuarantineRequest(row.link, limit=min(count, contract.MAX_RECORDS)))
     ctx.end_if_json(answer.records)
     rows = [
         (

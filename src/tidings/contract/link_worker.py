@@ -16,7 +16,7 @@ from tidings.contract.core import MAX_INTEGER, Answer, EmptyAnswer, Request, ope
 from tidings.contract.links import DirectoryRow, LinkAgreement, LinkName, PeerProgress
 from tidings.wire.links import GapKind, Seq, Token
 
-#: records of one `quarantine list`, and of one `quarantine retry`
+#: records of one `quarantine list`, and of one `quarantine retry`: as many as the quarantine of a link holds
 MAX_RECORDS = 10_000
 #: the pause reason if the operator gives none
 PAUSED = "paused by the operator"

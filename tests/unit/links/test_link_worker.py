@@ -19,9 +19,10 @@ from tidings.contract.link_worker import (
     LinkReported,
     ListLinksRequest,
     PauseLinkRequest,
+    ShowQuarantinedRequest,
     StatusChanged,
 )
-from tidings.errors import BrokerUnreachable, ConflictError, StewardUnreachable, StoreBusy, TidingsError
+from tidings.errors import BrokerUnreachable, ConflictError, StewardUnreachable, StoreBusy, TidingsError, UsageError
 from tidings.links import link_store, running_link
 from tidings.links import worker as worker_module
 from tidings.links.destination import LinkInForce, LocalLinks
@@ -260,6 +261,12 @@ async def test_whoever_asks_about_a_link_whose_terms_are_not_in_force_yet_takes_
             found = await operations.database.read(lambda c: link_store.links(c, HERE))
         assert [row.row for row in found] == before
         assert [row.paused is not None for row in found if row.definition.link == "east"] == [True]
+
+
+async def test_a_command_without_a_worker_is_refused_what_a_worker_refuses(home: SpaceHome) -> None:
+    async with alone(home) as operations:
+        with pytest.raises(UsageError, match="quarantine show: `seq`: expected int >= 1"):
+            await operations.call(ShowQuarantinedRequest("east", seq=0))
 
 
 async def test_a_link_that_is_not_in_force_yet_and_was_never_carried_gets_no_place_in_the_ledger(
