@@ -38,7 +38,6 @@ from typing import Any
 
 import texts
 import tidings
-from carried_links import call_worker, stored
 from measuring import note, report
 from roster import cpu_seconds, share_of_core
 from tidings.admin.link_peers import LinkPeers, PeerAccess
@@ -57,7 +56,7 @@ from tidings.wire.signing import KeyPair
 from tidings_testing.processes import steward_child
 from tidings_testing.real_space import RealSpace, real_space
 
-from carried_links import WorkerProcess, worker_process  # isort: skip
+from carried_links import WorkerProcess, call_worker, stored, worker_process  # isort: skip
 from linked_spaces import LINK, linked  # isort: skip
 
 BUDGET = 4 * 1024**3
