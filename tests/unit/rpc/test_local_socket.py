@@ -93,6 +93,18 @@ async def test_an_answer_a_refusal_and_a_fault_are_told_apart(counting: tuple[Pa
     assert await call(path, PauseLinkRequest("a", reason="c")) == PauseAnswer("a c")
 
 
+async def test_an_answer_may_be_longer_than_a_line_of_a_stream(tmp_path: Path) -> None:
+    async def answer(_request: ResumeLinkRequest) -> PauseAnswer:
+        return PauseAnswer("x" * 2 * MAX_LINE)
+
+    server = LocalServer(tmp_path / "links.sock", "link worker", {"link resume": answer})
+    await server.start()
+    try:
+        assert await call(server.path, ResumeLinkRequest("a")) == PauseAnswer("x" * 2 * MAX_LINE)
+    finally:
+        await server.close()
+
+
 async def test_who_stops_following_is_let_go(counting: tuple[Path, Counting]) -> None:
     path, found = counting
     events = follow(path, FollowLinkRequest("a"))
