@@ -11,14 +11,22 @@ from typing import Any
 import pytest
 
 import tidings
-from carried_links import LinkedSpaces, agree, linked_spaces, status, worker, worker_process
+from carried_links import (
+    LinkedSpaces,
+    agree,
+    call_worker,
+    directory_status,
+    linked_spaces,
+    worker,
+    worker_process,
+)
 from coding_agents import hosted
 from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.admin.link_peers import LinkPeers
 from tidings.client.connect import connect_directly
+from tidings.contract.link_worker import PauseLinkRequest, ResumeLinkRequest
 from tidings.errors import ConflictError, DeniedError, PeerUnheard, UnknownPeer
 from tidings.links import mail_sync, running_link
-from tidings.links.local_socket import ask
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.steward import link_mail, linked_people, mail
 from tidings.wire import message as wire_message
@@ -106,8 +114,8 @@ async def test_before_anything_was_written_rounds_about_mail_are_in_order(both: 
         await knows(ada, "bob@acme")
 
         async def in_order() -> bool:
-            found = [(await status(each))["people"] for each in (both.main, both.acme)]
-            return all(each["known"] == 1 and each["words"] == "" for each in found)
+            found = [await directory_status(each) for each in (both.main, both.acme)]
+            return all(each.known == 1 and each.words == "" for each in found)
 
         await eventually(in_order, within=20, what="no round fails")
 
@@ -171,8 +179,8 @@ async def test_nothing_passes_over_a_link_that_was_ended_and_what_came_before_st
             await ada.dm("bob@acme", "before")
 
             async def came() -> bool:
-                mail = (await status(both.acme))["people"]["mail"]
-                return bool(mail and mail["came"] == 1)
+                mail = (await directory_status(both.acme)).mail
+                return bool(mail and mail.came == 1)
 
             await eventually(came, within=20)
         late = await ada.dm("bob@acme", "after")
@@ -216,8 +224,8 @@ async def test_mail_that_has_no_room_waits_in_its_own_space_and_comes_when_there
         async with worker(both.acme):
 
             async def waits() -> bool:
-                mail = (await status(both.acme))["people"]["mail"]
-                return mail["came"] == 1 and "as many messages of this link lie here" in mail["waits"]
+                mail = (await directory_status(both.acme)).mail
+                return mail is not None and mail.came == 1 and "as many messages of this link lie here" in mail.waits
 
             await eventually(waits, within=20)
             monkeypatch.setattr(link_mail, "MOST_WAITING", 5_000)
@@ -308,7 +316,7 @@ async def test_mail_is_not_passed_over_by_a_steward_that_does_not_know_yet_who_i
         async with worker(both.acme):
 
             async def told() -> bool:
-                return "is not known yet" in (await status(both.acme))["people"]["words"]
+                return "is not known yet" in (await directory_status(both.acme)).words
 
             await eventually(told, within=20)
             async with worker(both.main):
@@ -324,8 +332,8 @@ async def test_what_a_space_lost_by_being_set_back_is_fetched_again_from_where_i
             await ada.dm("bob@acme", "lost and found")
 
             async def came() -> bool:
-                mail = (await status(both.acme))["people"]["mail"]
-                return bool(mail and mail["came"] == 1)
+                mail = (await directory_status(both.acme)).mail
+                return bool(mail and mail.came == 1)
 
             await eventually(came, within=20)
         async with both.acme.core() as js:
@@ -387,7 +395,7 @@ async def test_receipts_are_not_refused_by_a_steward_that_does_not_know_yet_who_
         async with worker(both.acme):
 
             async def told() -> bool:
-                return "is not known yet" in (await status(both.acme))["people"]["words"]
+                return "is not known yet" in (await directory_status(both.acme)).words
 
             await eventually(told, within=20)
             creds = LinkPeers.below(both.acme.home).creds(LINK).read_text()
@@ -413,8 +421,8 @@ async def test_neither_a_link_nor_an_agent_of_it_takes_the_room_of_another(
         await ada.dm("bob@acme", "nobody reads it")
 
         async def came() -> bool:
-            mail = (await status(both.acme))["people"]["mail"]
-            return bool(mail and mail["came"] == 1)
+            mail = (await directory_status(both.acme)).mail
+            return bool(mail and mail.came == 1)
 
         await eventually(came, within=20)
     await linked(both.acme, other, origin=ELSEWHERE, roster="on", direct="on")
@@ -545,10 +553,10 @@ async def test_what_was_written_to_a_linked_space_waits_while_the_link_is_paused
         async with worker(both.main):
             await knows(ada, "bob@acme")
             sent = await ada.dm("bob@acme", "it waits")
-            await ask(both.main.home.link_socket, "pause", link=LINK, within=10)
+            await call_worker(both.main, PauseLinkRequest(link=LINK))
             await eventually(unknown, within=20)
             await looked(2)
-            await ask(both.main.home.link_socket, "resume", link=LINK, within=10)
+            await call_worker(both.main, ResumeLinkRequest(link=LINK))
             await knows(ada, "bob@acme")
             await unlinked(both.acme)
             await eventually(unknown, within=20)
@@ -611,10 +619,10 @@ async def test_agents_of_a_space_that_switched_direct_messages_off_are_refused_a
             return False
 
         await eventually(refused_there, within=20, what="the host refuses it, too")
-        assert (await status(both.main))["people"]["mail"][
-            "waits"
-        ] == "the other space lets no direct messages pass now"
-        assert (await status(both.main))["people"]["words"] == ""
+        found = await directory_status(both.main)
+        assert found.words == ""
+        assert found.mail is not None
+        assert found.mail.waits == "the other space lets no direct messages pass now"
         if end == "expired":
             assert sent.id in await _lying(both.main)
             await both.main.stop_steward()
@@ -660,7 +668,7 @@ async def test_who_was_known_is_not_nobody_after_a_start_or_in_a_pause_and_the_h
         assert (await at_host.dm("bob@acme", "two", timeout=20)).stage == "confirmed"
         async with worker(both.main):
             await knows(ada, "bob@acme")
-            await ask(both.main.home.link_socket, "pause", link=LINK, within=10)
+            await call_worker(both.main, PauseLinkRequest(link=LINK))
             await eventually(lambda: unheard("the link with acme is paused"), within=20)
             assert (await at_host.dm("bob@acme", "three", timeout=20)).stage == "confirmed"
 
@@ -672,7 +680,7 @@ async def test_who_was_known_is_not_nobody_after_a_start_or_in_a_pause_and_the_h
                 return False
 
             await eventually(unheard_at_the_host, within=20)
-            await ask(both.main.home.link_socket, "resume", link=LINK, within=10)
+            await call_worker(both.main, ResumeLinkRequest(link=LINK))
             async with worker(both.acme):
                 assert [(await heard(bob)).text for _ in range(3)] == ["one", "two", "three"]
             await unlinked(both.main)

@@ -23,6 +23,7 @@ from tidings.admin.link_registry import LinkLedger
 from tidings.admin.linking import Linker, terms_of
 from tidings.cli.context import Context
 from tidings.cli.link_words import summarise_links
+from tidings.contract.link_worker import ListLinksRequest
 from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError
 from tidings.nats import jwt
 from tidings.wire.invitations import InvitationLine, parse_invitation
@@ -186,8 +187,9 @@ async def test_old_keys_are_void_what_was_handled_stays_and_nothing_comes_twice(
     from tidings.links.operations import alone
 
     async with alone(two.lab.home) as operations:
-        (facts,) = (await operations.do("status", link=link, whole=True))["links"]
-    assert facts["ledger"]["counts"] == {"admitted": 2}, "it went on where it was, and read nothing again"
+        (found,) = (await operations.call(ListLinksRequest(link=link, complete=True))).links
+    assert found.store is not None
+    assert found.store.counts == {"admitted": 2}, "it went on where it was, and read nothing again"
     assert await came(two.lab) == ["one", "two"]
 
 

@@ -5,10 +5,10 @@ A program that calls a few operations imports only the modules that declare them
 
 from __future__ import annotations
 
-from tidings.contract import admin, agents, channels, links, mail, tasks
+from tidings.contract import admin, agents, channels, link_worker, links, mail, tasks
 from tidings.contract.core import DECLARED, CallerKind
 
-MODULES = (channels, mail, tasks, agents, admin, links)
+MODULES = (channels, mail, tasks, agents, admin, links, link_worker)
 #: those of the steward
 OPERATIONS = DECLARED["steward"]
 __all__ = ["MODULES", "OPERATIONS", "services_of"]

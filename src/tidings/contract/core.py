@@ -12,11 +12,11 @@ distinguishes `null` from a missing field. An answer omits fields that equal the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -54,7 +54,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
 
 
 class Request(msgspec.Struct, Generic[A], forbid_unknown_fields=True, omit_defaults=True):
-    """The base of every request. The parameter is the type of its answer."""
+    """The base of every request. The parameter is the type of its answer, or an `AsyncGenerator` of answers."""
 
     operation: ClassVar[Operation]
 
@@ -73,13 +73,15 @@ class Operation:
     caller: CallerKind
     #: takes effect once per `op` of its caller; handlers enforce it
     once: bool
-    #: seconds for which a request may ask its server to wait
+    #: seconds for which a request may ask its server to wait; infinite if the work takes as long as it takes
     waits: float
     #: whether the host forwards it for its agents
     host: bool
     server: Server = "steward"
     #: whether it changes something: a caller that got no answer does not know whether it took effect
     changes: bool = True
+    #: whether it has any number of answers, as lines of a stream
+    stream: bool = False
 
     @property
     def path(self) -> str:
@@ -164,7 +166,9 @@ def operation(
             raise LookupError(f"operation {name} is declared twice")
         (base,) = getattr(request, "__orig_bases__")  # noqa: B009  typing has no name for it
         answer = get_args(base)[0]
-        request.operation = Operation(name, request, answer, caller, once, waits, host, server, changes)
+        if stream := get_origin(answer) is AsyncGenerator:
+            answer = get_args(answer)[0]
+        request.operation = Operation(name, request, answer, caller, once, waits, host, server, changes, stream)
         DECLARED[server][name] = request.operation
         return request
 

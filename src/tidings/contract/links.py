@@ -282,30 +282,32 @@ class PeerProgress(Answer):
     lag_records: int
     waiting_since: float | None
 
-    def facts(self, now: float) -> dict[str, Any]:
-        """Returns the values that commands show."""
-        lag = max(0.0, now - self.waiting_since) if self.waiting_since is not None else 0.0
-        told = {"handled": self.handled, "asked_at": self.asked_at, "lag_records": self.lag_records}
-        return told | {"lag_seconds": round(lag, 1)}
+    def lag_seconds(self, now: float) -> float:
+        return round(max(0.0, now - self.waiting_since), 1) if self.waiting_since is not None else 0.0
 
 
-class LinkStateRow(Answer, kw_only=True):
-    """A link record at `seq`. `push` is null if the link shares nothing."""
+class LinkAgreement(Answer, kw_only=True):
+    """What passes over a link, as its record says."""
 
     link: str
-    state: Switch
     origin: str
-    channels: dict[str, str]
     space: str
-    steward: str | None
+    channels: dict[str, str]
     shares: tuple[str, ...]
     beyond: dict[str, dict[str, str]]
     hops: int
     until: int | None
-    peer: str | None
     direct: Switch
     roster: Switch
     tasks: Switch
+
+
+class LinkStateRow(LinkAgreement, kw_only=True):
+    """A link record at `seq`. `push` is null if the link shares nothing."""
+
+    state: Switch
+    steward: str | None
+    peer: str | None
     seq: int
     push: PeerProgress | None
 
