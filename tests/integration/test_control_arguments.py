@@ -10,10 +10,12 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker, ValidationError, validators
 
 from schema import control_schema
+from tidings.contract.agents import DescribeRequest
 from tidings.contract.catalogue import OPERATIONS
 from tidings.contract.core import Moment
 from tidings.errors import UsageError
 from tidings.wire.message import new_id
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.real_space import RealSpace
 from tools.examples import example
 
@@ -26,7 +28,7 @@ VALUES += (2**63, 2**64, 2**80, 1e300, "9" * 400, "a.b", new_id())
 async def test_a_client_is_told_what_it_may_ask_for(space: RealSpace) -> None:
     await space.add("ada")
     async with space.agent("ada") as ada:
-        told = (await ada.control.call("health", "describe"))["operations"]
+        told = (await ada.control.call(DescribeRequest())).operations
     known = {(each["service"], each["do"]): each for each in told}
     assert set(known) == {(each.service, each.verb) for each in OPERATIONS.values() if each.caller == "agent"}
     assert known["member", "leave"]["arguments"] == {"pattern": "required", "joined": "optional"}
@@ -94,7 +96,7 @@ async def test_what_is_not_known_is_refused_with_what_is(space: RealSpace) -> No
     async with space.agent("mal") as mal:
         for service, do, arguments, said in UNKNOWN:
             with pytest.raises(UsageError) as refused:
-                await mal.control.call(service, do, **arguments)
+                await raw_call(mal.control, service, do, **arguments)
             assert said in str(refused.value)
 
 
