@@ -13,6 +13,7 @@ import pytest
 from carried_links import stored
 from failing_links import FailingLinks, agrees, failing_links, has_failed, holds, look_soon, reading, texts_in
 from tidings.admin.linking import Linker
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
 from tidings.contract.link_worker import GapDetected, LinkEvent
 from tidings.links.worker import LinkWorker
 from tidings.wire.links import GapKind
@@ -111,10 +112,10 @@ async def let_age(links: FailingLinks, _folder: Path) -> None:
     last = max(each.seq for each in await texts_in(links.main) if each.text == LATE[-1])
     steward.retention.link_age = 0
     async with links.main.administer() as admin:
-        await admin.call("admin", "space_set", parts={"deliver": "off", "archive": "off"}, keep_age=0)
+        await admin.call(ChangeSpaceRequest(parts=PartsChange(deliver="off", archive="off"), keep_age=0))
     await eventually(lambda: steward.table.floor > last, within=20, what="it is removed")
     async with links.main.administer() as admin:
-        await admin.call("admin", "space_set", keep_age=86_400)
+        await admin.call(ChangeSpaceRequest(keep_age=86_400))
 
 
 async def make_anew(links: FailingLinks, _folder: Path) -> None:

@@ -13,6 +13,7 @@ from tidings.client.incoming import DirectRef
 from tidings.client.interface import Receipt
 from tidings.client.mailbox import PendingAck, PendingAcks
 from tidings.client.publishing import prepare_direct
+from tidings.contract.mail import ReaderReceipt, ReportReceiptsRequest
 from tidings.errors import UsageError
 from tidings.nats.jetstream_api import NO_END
 from tidings.wire.message import Sender, compose, new_id
@@ -152,7 +153,9 @@ async def test_nobody_can_tell_of_mail_that_was_not_addressed_to_it(pair: RealSp
         assert await mal.tell_read(kept) == [kept]
         assert await stage(ada, receipt, "read", within=0) == "confirmed"
         with pytest.raises(UsageError, match="both `sender` and `id`"):
-            await mal.connection.call("receipt", "put", receipts=[{"seq": 1, "stage": "read", "sender": ada.id}])
+            await mal.connection.call(
+                ReportReceiptsRequest(receipts=(ReaderReceipt(seq=1, stage="read", sender=ada.id),))
+            )
 
 
 async def test_to_keep_a_channel_message_is_to_settle_it(pair: RealSpace, tmp_path: Path) -> None:

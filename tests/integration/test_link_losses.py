@@ -26,6 +26,7 @@ from linked_spaces import LINK
 from tidings.admin.home import SpaceHome
 from tidings.cli import link_words
 from tidings.cli.main import main
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
 from tidings.contract.link_worker import (
     ListLinksAnswer,
     ListLinksRequest,
@@ -87,11 +88,11 @@ async def test_what_the_own_log_removed_by_age_does_not_come_again_when_all_is_r
             await until_came(both.acme, ["one", "two"])
             await until_recorded(both.acme, {"admitted": 2})
             async with both.acme.administer() as admin:
-                await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+                await admin.call(ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="off", archive="off")))
             last = steward.space.position
             await eventually(lambda: steward.table.floor >= last, what="retention removes them")
             async with both.acme.administer() as admin:
-                await admin.call("admin", "space_set", keep_age=3600)
+                await admin.call(ChangeSpaceRequest(keep_age=3600))
             assert await came(both.acme) == []
             await call_worker(both.acme, RebuildLinkRequest(link=LINK))
             await said(both.main, "ada", "three")
@@ -107,7 +108,7 @@ async def test_what_the_own_log_removed_by_age_does_not_come_again_when_all_is_r
 async def test_a_linked_space_cannot_fill_the_log_here_and_what_it_said_comes_later(both: LinkedSpaces) -> None:
     texts = [f"{number} {'flood ' * 100}" for number in range(80)]
     async with both.acme.administer() as admin:
-        await admin.call("admin", "space_set", keep_bytes=80_000)
+        await admin.call(ChangeSpaceRequest(keep_bytes=80_000))
     async with worker(both.acme):
 
         async def has_spent_its_share() -> bool:
@@ -132,7 +133,7 @@ async def test_a_linked_space_cannot_fill_the_log_here_and_what_it_said_comes_la
         assert 0 < len(found) < 80
         assert found == texts[: len(found)], "nothing is dropped between"
         async with both.acme.administer() as admin:
-            await admin.call("admin", "space_set", keep_bytes=64 * 1024 * 1024)
+            await admin.call(ChangeSpaceRequest(keep_bytes=64 * 1024 * 1024))
         await until_came(both.acme, texts)
 
 

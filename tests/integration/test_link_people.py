@@ -14,6 +14,7 @@ from linked_spaces import LINK, peer_of, unlinked
 from tidings.admin.link_peers import LinkPeers
 from tidings.cli.main import main
 from tidings.client.connect import connect_directly
+from tidings.contract.admin import RotateKeyRequest
 from tidings.contract.link_worker import PauseLinkRequest, ResumeLinkRequest
 from tidings.contract.links import LinkRosterRequest
 from tidings.errors import DeniedError, UnknownPeer
@@ -147,7 +148,7 @@ async def test_a_new_key_of_the_peers_steward_is_followed_and_the_link_goes_on(b
         following = KeyPair.generate()
         write_private(both.acme.home.creds / "steward.key.next", following.seed + "\n")
         async with both.acme.administer() as admin:
-            await admin.call("admin", "rotate_key")
+            await admin.call(RotateKeyRequest())
         await both.acme.add("eve")
         await knows(ada, "eve@acme")
         assert (await directory_status(both.main)).words == ""
@@ -216,4 +217,4 @@ async def test_a_statement_says_nothing_but_who_somebody_is_and_only_for_one_lin
     creds = LinkPeers.below(both.main.home).creds(LINK).read_text()
     async with peer_of(both.acme, creds) as peer:
         with pytest.raises(DeniedError, match="does not share who is in"):
-            await peer.control.call("link", "roster")
+            await peer.control.call(LinkRosterRequest())

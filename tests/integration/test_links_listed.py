@@ -1,13 +1,15 @@
 """A space whose channels are listed, and what links bring into it: nothing goes where nobody would count it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import tidings
 from carried_links import call_worker, came, linked_spaces, said, stored, until_came, worker
 from linked_spaces import LINK
 from linking import OtherSpace
 from tidings.client.connect import connect_directly
+from tidings.contract.admin import ChangeSpaceRequest
+from tidings.contract.channels import ChangeChannelRequest
 from tidings.contract.link_worker import ListQuarantineRequest, QuarantinedRecord, RebuildLinkRequest
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
@@ -17,14 +19,14 @@ def connect(space: RealSpace, name: str, *channels: str) -> tidings.Endpoint:
     return connect_directly(space.home.name, name=name, home=space.home.home, channels=list(channels))
 
 
-async def list_only(space: RealSpace, channels: str = "listed") -> None:
+async def list_only(space: RealSpace, channels: Literal["open", "listed"] = "listed") -> None:
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", channels=channels)
+        await admin.call(ChangeSpaceRequest(channels=channels))
 
 
-async def set_channel(space: RealSpace, name: str, **fields: Any) -> None:
+async def set_channel(space: RealSpace, settings: ChangeChannelRequest) -> None:
     async with space.agent("owner") as owner:
-        await owner.control.call("channel", "set", channel=name, **fields)
+        await owner.control.call(settings)
 
 
 async def test_what_goes_into_a_channel_that_is_not_listed_is_put_aside_with_words_and_comes_once_it_is(
@@ -46,7 +48,7 @@ async def test_what_goes_into_a_channel_that_is_not_listed_is_put_aside_with_wor
             assert await came(both.acme) == []
             (shown,) = (await stored(both.acme)).unlisted
             assert shown == kept[0].words
-            await set_channel(both.acme, "general")
+            await set_channel(both.acme, ChangeChannelRequest("general"))
             await until_came(both.acme, ["one", "two"])
             assert [(await bob.next_message(10)).text for _ in range(2)] == ["one", "two"]
             assert [each.text for each in await bob.history("general", 10)] == ["two", "one"]
@@ -90,12 +92,12 @@ async def test_readers_show_of_links_what_is_in_a_listed_channel_and_nothing_els
     async with connect(space, "bob", "general", "west.team.>") as bob:
         await west.admit(space, west.say("not listed yet"))
         await west.admit(space, west.say("neither", "team.a"), "west.team.a")
-        await set_channel(space, "general")
+        await set_channel(space, ChangeChannelRequest("general"))
         await west.admit(space, west.say("listed"))
-        await set_channel(space, "west.team.a")
+        await set_channel(space, ChangeChannelRequest("west.team.a"))
         await west.admit(space, west.say("a team", "team.a"), "west.team.a")
         await west.admit(space, west.say("another team", "team.b"), "west.team.b")
-        await set_channel(space, "general", listed=False)
+        await set_channel(space, ChangeChannelRequest("general", listed=False))
         await west.admit(space, west.say("listed no more"))
         await list_only(space, "open")
         await west.admit(space, west.say("all are open"))

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -55,6 +55,7 @@ PAGE, HISTORY_PAGE = 500, 200
 RETRY = Backoff(0.1, 2.0)
 #: seconds for what a program was done with to reach the host when it closes
 CLOSE_PATIENCE = 2.0
+A = TypeVar("A")
 
 
 class HostEndpoint(AgentInterface):
@@ -195,17 +196,12 @@ class HostEndpoint(AgentInterface):
                 self.session = await self._source.obtain(self.host, stale)
             return self.session
 
-    async def call(self, request: Any, do: str = "", **arguments: Any) -> Any:
-        timeout = float(arguments.pop("timeout", 0.0))
-        if isinstance(request, Request):
-            operation = request.operation
-            body = msgspec.to_builtins(request) | {
-                name: value for name, value in arguments.items() if value is not None
-            }
-            path = f"/v1/control/{operation.service}/{operation.verb}"
-            return msgspec.convert(await self.ask_host("POST", path, body, wait=timeout), operation.answer)
-        service = request
-        return await self.ask_host("POST", f"/v1/control/{path_part(service)}/{path_part(do)}", arguments, wait=timeout)
+    async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 0.0) -> A:
+        operation = request.operation
+        body = msgspec.to_builtins(request) | ({} if op is None else {"op": op})
+        path = f"/v1/control/{operation.service}/{operation.verb}"
+        answer: A = msgspec.convert(await self.ask_host("POST", path, body, wait=timeout), operation.answer)
+        return answer
 
     async def me(self) -> Json:
         """session, space, space_id, agent, name, receive, program, and `health` of the agent's connection."""

@@ -389,7 +389,7 @@ class ImportChannelsRequest(Request[ImportChannelsAnswer]):
     channels: tuple[str, ...] = ()
 
 
-class DirectoryRow(Answer):
+class DirectoryRow(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """An agent of a linked space."""
 
     id: str
@@ -420,13 +420,13 @@ class ImportDirectoryRequest(Request[ImportDirectoryAnswer]):
     tasks: bool = False
 
 
-class MailOffer(msgspec.Struct, frozen=True, omit_defaults=True):
+class MailOffer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A direct message of a linked space. `size` is the size of its payload in bytes."""
 
     sender: str
     id: str
     to: str
-    size: int = 0
+    size: Seq = 0
 
 
 MailOffers = Annotated[tuple[MailOffer, ...], msgspec.Meta(max_length=MAIL_PER_PAGE)]
@@ -489,14 +489,14 @@ class ImportReceiptsRequest(Request[ImportReceiptsAnswer]):
     mark: str = ""
 
 
-class TaskOffer(msgspec.Struct, frozen=True, omit_defaults=True):
+class TaskOffer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A task of a linked space. `readers` can open it; `seq` is its place in the queue here, if known."""
 
     sender: str
     id: str
     role: str = ""
     readers: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_READERS)] = ()
-    seq: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seq: Seq = 0
 
 
 TaskOffers = Annotated[tuple[TaskOffer, ...], msgspec.Meta(max_length=TASKS_PER_PAGE)]
