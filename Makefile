@@ -62,7 +62,7 @@ faults: $(STAMP) ## longer chaos and more seeds
 	@TIDINGS_DEEP=1 $(PYTEST) -n 3 -m "faults or slow" --timeout 900
 
 bench: $(STAMP) ## measurements; docs/performance.md says what they mean
-	@for b in bench/cli.py bench/broker.py bench/live.py bench/send.py bench/cluster.py bench/roster.py bench/tasks.py bench/source.py bench/latency.py bench/start.py bench/spaces.py bench/judge.py bench/digest.py bench/link.py "bench/deliver.py --growth --commits 10000" bench/seed.py bench/outbox.py bench/flood.py bench/executors.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done
+	@for b in bench/cli.py bench/broker.py bench/live.py bench/send.py bench/cluster.py bench/roster.py bench/tasks.py bench/control.py bench/source.py bench/latency.py bench/start.py bench/spaces.py bench/judge.py bench/digest.py bench/link.py "bench/deliver.py --growth --commits 10000" bench/seed.py bench/outbox.py bench/flood.py bench/executors.py; do echo "== $$b"; $(BIN)/python $$b --json || exit 1; done
 
 schema: $(STAMP) ## regenerate the JSON Schema and golden vectors of the wire
 	@PYTHONPATH=tests $(BIN)/python scripts/schema.py

@@ -29,6 +29,7 @@ from measuring import report
 from tidings.admin.administration import administer
 from tidings.admin.agents import AgentFile, Ledger
 from tidings.admin.home import SpaceHome
+from tidings.contract.channels import MembershipsRequest
 from tidings.errors import TidingsError
 from tidings.nats.client import close_quietly, connect
 from tidings.nats.jwt import split_credentials
@@ -111,7 +112,9 @@ class Victim:
         self.connection = await connect(self.info.url, self.path, self.key.id, name=self.name)
 
     async def _ask(self) -> None:
-        await ControlClient(self.connection, self.info.subjects, self.key.id, timeout=PATIENCE).call("member", "list")
+        await ControlClient(self.connection, self.info.subjects, self.key.id, timeout=PATIENCE).call(
+            MembershipsRequest()
+        )
 
     async def _publish(self, kind: str, subject: str, destination: str) -> None:
         composed = wire.compose(Sender(self.key.id, self.name), text="as every day")

@@ -31,6 +31,7 @@ import tidings
 from measuring import note, report
 from reading import records_of
 from tidings.client.mailbox import pull
+from tidings.contract.channels import JoinRequest
 from tidings.delivery.deliverer import DeliverBatch
 from tidings.delivery.folders import LocalFolder
 from tidings.delivery.ledger import DeltaLedger, LedgerPaths
@@ -230,7 +231,7 @@ async def measure(root: Path, chosen: argparse.Namespace) -> dict[str, float]:
             tidings.connect("main", name="ada", home=home) as ada,
             settling(bob) as settled,
         ):
-            await bob.control.call("member", "join", pattern=CHANNEL)
+            await bob.control.call(JoinRequest(CHANNEL))
             first = (await ada.send(CHANNEL, "is anybody there yet?")).seq
             started = time.perf_counter()
             async with child(*arguments) as pipeline:

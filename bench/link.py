@@ -42,7 +42,7 @@ from measuring import note, report
 from roster import cpu_seconds, share_of_core
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.client.connect import connect_directly
-from tidings.links.local_socket import ask
+from tidings.contract.link_worker import PauseLinkRequest, ResumeLinkRequest
 from tidings.links.validation import PAGE_RECORDS
 from tidings.nats import jwt
 from tidings.nats.client import Connection
@@ -56,7 +56,7 @@ from tidings.wire.signing import KeyPair
 from tidings_testing.processes import steward_child
 from tidings_testing.real_space import RealSpace, real_space
 
-from carried_links import WorkerProcess, status, worker_process  # isort: skip
+from carried_links import WorkerProcess, call_worker, stored, worker_process  # isort: skip
 from linked_spaces import LINK, linked  # isort: skip
 
 BUDGET = 4 * 1024**3
@@ -129,8 +129,8 @@ class Bench:
     async def catch_up(self, last: int) -> float:
         """Seconds until the ledger has handled record `last`."""
         started = time.perf_counter()
-        await ask(self.east.home.link_socket, "resume", link=LINK, within=30)
-        while ((facts := await status(self.east))["ledger"]["handled"] or 0) < last:
+        await call_worker(self.east, ResumeLinkRequest(link=LINK))
+        while ((facts := await stored(self.east)).handled or 0) < last:
             if time.perf_counter() - started > PATIENCE:
                 raise RuntimeError(f"it was not handled in {PATIENCE:.0f} s: {facts}")
             await asyncio.sleep(0.25)  # it is the worker who answers
@@ -142,7 +142,7 @@ class Bench:
 
     async def check(self, records: int) -> None:
         """All of them came, and nothing else became of any."""
-        counts = (await status(self.east, whole=True))["ledger"]["counts"]
+        counts = (await stored(self.east)).counts
         if counts != {"admitted": records}:
             raise RuntimeError(f"{records:,} records should have been let in, and the ledger has {counts}")
 
@@ -285,7 +285,7 @@ async def bench_in(root: Path) -> AsyncIterator[Bench]:
         if not (await worker.said()).get("ready"):
             raise RuntimeError("the worker of links did not start")
         bench = Bench(west, east, worker, {"worker": worker.child.pid, **pids})
-        await ask(bench.east.home.link_socket, "pause", link=LINK, within=30)
+        await call_worker(bench.east, PauseLinkRequest(link=LINK))
         yield bench
 
 

@@ -27,6 +27,7 @@ import tidings
 from latency import archive_made, cpu_seconds, idle_share, memory_gb, tree
 from measuring import report
 from tidings.client.mailbox import pull
+from tidings.contract.channels import JoinRequest
 from tidings.errors import TidingsError
 from tidings.nats.acks import ACK
 from tidings_testing.processes import Child, child
@@ -132,7 +133,7 @@ async def measure(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         for each in options.conf:
             command += ["--conf", each]
         async with space.agent("bob") as bob, tidings.connect("main", name="ada", home=home) as ada:
-            await bob.control.call("member", "join", pattern="general")
+            await bob.control.call(JoinRequest("general"))
             for turn in range(options.starts):
                 await ada.send("general", "is anybody there?")
                 began = time.perf_counter()

@@ -7,10 +7,11 @@ written here; an error without a remedy of its own has that of its parent. Opera
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -119,6 +120,14 @@ says so. An argument or verb that is not known is refused with those that are.
 for the administrator of a space and cannot be reached with an agent's credential.
 """
 
+LINK_WORKER_HEAD = """
+## Link worker
+
+The link worker of a space answers these on `run/links.sock` in the home of the space, a unix socket for this user only.
+A connection carries one request: a line of strict JSON with `"do": "<service> <verb>"`. `follow` answers with a line
+per event; an event has `event`, `link` and `at`.
+"""
+
 HTTP_HEAD = """# The HTTP API of the host
 
 Written by `make docs` from the declarations in `contract/`. The host listens on `run/host.sock` of its home, a unix
@@ -206,6 +215,10 @@ def operation_page() -> str:
         "| service | verb | arguments | answer | | |",
         "|---|---|---|---|---|---|",
         *map(_operation_row, OPERATIONS.values()),
+        LINK_WORKER_HEAD,
+        "| service | verb | arguments | answer | | |",
+        "|---|---|---|---|---|---|",
+        *map(_operation_row, core.DECLARED["link worker"].values()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -213,9 +226,13 @@ def operation_page() -> str:
 def _operation_row(operation: core.Operation) -> str:
     arguments = ", ".join(_field_text(field) for field in operation.fields.values())
     marks = ["once"] if operation.once else []
-    marks += [f"waits {operation.waits:.0f} s"] if operation.waits else []
+    if operation.waits:
+        marks += ["waits without limit" if math.isinf(operation.waits) else f"waits {operation.waits:.0f} s"]
     marks += ["host"] if operation.host else []
-    answer = ", ".join(map(_field_text, _fields_of(operation.answer)))
+    if operation.stream:
+        answer = ", ".join(f"`{each.__struct_config__.tag}`" for each in get_args(operation.answer))
+    else:
+        answer = ", ".join(map(_field_text, _fields_of(operation.answer)))
     words = (operation.service, f"`{operation.verb}`", arguments, answer, operation.summary, ", ".join(marks))
     return f"| {' | '.join(words)} |"
 

@@ -17,17 +17,21 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from linked_spaces import LINK, linked, say
 from tidings.admin.link_peers import LinkPeers, PeerAccess
-from tidings.links.local_socket import ask
+from tidings.contract.core import Request
+from tidings.contract.link_worker import DirectoryStatus, LinkReport, LinkStatus, ListLinksRequest, StoredLink
 from tidings.links.worker import LinkWorker
+from tidings.rpc.local_socket import call
 from tidings.server.nats_server import die_with_parent
 from tidings.wire import message as wire_message
 from tidings.wire.subjects import Via
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually
+
+A = TypeVar("A")
 
 
 @dataclass
@@ -176,7 +180,7 @@ async def until_recorded(space: RealSpace, counts: dict[str, int], link: str = L
     """The ledger has exactly these dispositions. The worker commits them after the log has the messages."""
 
     async def found() -> bool:
-        return bool((await status(space, link, whole=True))["ledger"]["counts"] == counts)
+        return (await stored(space, link)).counts == counts
 
     await eventually(found, within=30, what=f"the ledger has {counts}")
 
@@ -186,7 +190,30 @@ async def said(space: RealSpace, name: str, *texts: str) -> None:
         await say(agent, "general", *texts)
 
 
-async def status(space: RealSpace, link: str = LINK, **how: Any) -> dict[str, Any]:
-    """What its worker answers of a link."""
-    answer = await ask(space.home.link_socket, "status", link=link, within=10, **how)
-    return dict(answer["links"][0])
+async def call_worker(space: RealSpace, request: Request[A]) -> A:
+    """Asks the link worker of a space."""
+    return await call(space.home.link_socket, request, timeout=30)
+
+
+async def status(space: RealSpace, link: str = LINK) -> LinkReport:
+    (found,) = (await call_worker(space, ListLinksRequest(link=link))).links
+    return found
+
+
+async def running_status(space: RealSpace, link: str = LINK) -> LinkStatus:
+    live = (await status(space, link)).live
+    assert live is not None, "the link runs"
+    return live
+
+
+async def directory_status(space: RealSpace) -> DirectoryStatus:
+    directory = (await status(space)).directory
+    assert directory is not None, "the link has a roster"
+    return directory
+
+
+async def stored(space: RealSpace, link: str = LINK) -> StoredLink:
+    """Everything that the link store has of a link."""
+    (found,) = (await call_worker(space, ListLinksRequest(link=link, complete=True))).links
+    assert found.store is not None, "the link store has the link"
+    return found.store

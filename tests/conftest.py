@@ -60,11 +60,12 @@ def _have_ports_of_our_own() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(part in NEEDS_BROKER for part in item.path.parts):
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in NEEDS_BROKER:
             item.add_marker(pytest.mark.broker)
-        if "faults" in item.path.parts:
+        if folder == "faults":
             item.add_marker(pytest.mark.faults)
-        if "spark" in item.path.parts:
+        if folder == "spark":
             item.add_marker(pytest.mark.spark)
         if item.get_closest_marker("spark"):
             if item.get_closest_marker("timeout") is None:

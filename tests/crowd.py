@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from tidings.admin.agents import AgentFile
+from tidings.contract.channels import ChangeChannelRequest, JoinRequest, LeaveRequest
 from tidings.errors import ConflictError
 from tidings.server.streams import gate_state
 from tidings.wire.message import Mention, Message, Sender, compose
+from tidings.wire.rulings import ChannelClass
 from tidings_testing.real_space import AgentClient, RealSpace
 from tools.delivering import Mailbox, empty_mailbox, owed
 
@@ -61,15 +63,15 @@ async def post_large(agent: AgentClient, channel: str, size: int, count: int) ->
 
 
 async def join(agent: AgentClient, pattern: str) -> None:
-    await agent.control.call("member", "join", pattern=pattern)
+    await agent.control.call(JoinRequest(pattern))
 
 
 async def leave(agent: AgentClient, pattern: str) -> None:
-    await agent.control.call("member", "leave", pattern=pattern)
+    await agent.control.call(LeaveRequest(pattern))
 
 
-async def set_class(agent: AgentClient, channel: str, name: str) -> None:
-    await agent.control.call("channel", "set", channel=channel, **{"class": name})
+async def set_class(agent: AgentClient, channel: str, name: ChannelClass) -> None:
+    await agent.control.call(ChangeChannelRequest(channel, cls=name))
 
 
 async def narrow(space: RealSpace, name: str, *read: str) -> None:

@@ -30,13 +30,14 @@ from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import PeerAccess
 from tidings.client.connect import connect_directly
 from tidings.contract.core import Request
+from tidings.contract.link_worker import VerifyLinkRequest
 from tidings.links import replicator, running_link
 from tidings.links.link_store import last_row
-from tidings.links.local_socket import ask
 from tidings.links.ports import Prepare
 from tidings.links.running_link import NatsSpaces, SharedLog
 from tidings.links.source import PATIENCE, PeerSource
 from tidings.links.worker import LinkWorker
+from tidings.rpc.local_socket import call
 from tidings.util.backoff import Backoff
 from tidings.wire import message as wire_message
 from tidings.wire.subjects import Chat, Via
@@ -225,16 +226,15 @@ def is_settled(running: LinkWorker, link: str = LINK) -> bool:
 async def agrees(running: LinkWorker, here: RealSpace, there: RealSpace, link: str = LINK) -> None:
     """One direction of a link, once it came to rest: digests, ledger and both logs say the same."""
     await eventually(lambda: is_settled(running, link), within=40, what=f"{link} of {here.info.name} is at rest")
-    answer = await ask(running.home.link_socket, "verify", link=link, within=30)
-    differing = {name: answer[name] for name in ("equal", "lost", "lacking", "extra")}
-    assert differing == {"equal": True, "lost": 0, "lacking": 0, "extra": 0}, answer
+    answer = await call(running.home.link_socket, VerifyLinkRequest(link))
+    assert (answer.equal, answer.lost, answer.lacking, answer.extra) == (True, 0, 0, 0), answer
     rows = await booked(running, link)
     assert {each.kind for each in rows} <= {"admitted", "duplicate", "omitted"}
     shared = {each.seq for each in await texts_in(there) if not each.via}
     known = [each.seq for each in rows if each.origin == there.info.id]
     assert len(known) == len(set(known))
     assert shared <= set(known), "every record has its disposition"
-    assert all(seq < answer["floor"] for seq in set(known) - shared), "and nothing else has one, but what was removed"
+    assert all(seq < answer.floor for seq in set(known) - shared), "and nothing else has one, but what was removed"
     ours = {each.seq: each.id for each in await texts_in(here)}
     told = {each.local_seq: each.id for each in rows if each.local_seq is not None and each.local_seq >= min(ours)}
     assert told.items() <= ours.items(), "what the ledger has as let in is in the log, where it says"

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,7 +24,6 @@ from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left
 from tidings.client.message_json import content_json, read_message
 from tidings.client.redelivery import Retry
 from tidings.client.tasks import Job, TaskResult, TaskTicket
-from tidings.contract.catalogue import OPERATIONS
 from tidings.contract.core import Request
 from tidings.contract.host import HostTrace, OutboxEntry
 from tidings.contract.mail import DeadTaskRow, TracedReceipt
@@ -43,6 +42,8 @@ from tidings.wire.message import Mention, Message, Sender, write_parts
 from tidings.wire.names import check_channel, covers_any, covers_pattern, unmarked
 from tidings.wire.roster import Agent, Status
 from tidings.wire.states import ReceiptStage
+
+A = TypeVar("A")
 
 ADA, BOB = "U" + "A" * 55, "U" + "B" * 55
 NOW = "2026-01-01T00:00:00.000+00:00"
@@ -535,18 +536,14 @@ class FakeAgent(AgentInterface):
         self.asked.append(("status", status, activity, model))
         return True
 
-    async def call(self, request: Any, do: str = "", **arguments: Any) -> Any:
+    async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 0.0) -> A:  # noqa: ARG002
         self._needs_the_space()
-        if not isinstance(request, Request):
-            operation = OPERATIONS.get(f"{request} {do}")
-            if operation is None:
-                raise UsageError(f"the host does not pass on {request}/{do}")
-            return msgspec.to_builtins(await self.call(operation.decode(arguments)))
         name = request.operation.name
         if not request.operation.host:
             raise UsageError(f"the host does not pass on {name}")
         found = getattr(self, f"_{name.replace(' ', '_')}")(**msgspec.to_builtins(request))
-        return msgspec.convert(found, request.operation.answer)
+        answer: A = msgspec.convert(found, request.operation.answer)
+        return answer
 
     def _channel_list(self) -> Json:
         """Those that somebody is in, as far as it may be read, and those that are listed anyway."""

@@ -1,7 +1,6 @@
 """For the tests of tasks: a space with somebody who asks and two who review, and the steps they share."""
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 
 import tidings
 from tidings.client.tasks import Job
+from tidings.contract.tasks import ClaimRequest
 from tidings.model.task_rules import TaskBook
 from tidings.nats.jetstream import JetStream
 from tidings.steward.service import Steward
@@ -61,7 +61,14 @@ def _kept(endpoint: tidings.Endpoint, role: str) -> AsyncIterator[Job]:
 def signed_result(worker: AgentClient, asker: str, task_id: str, text: str = "yes") -> dict[str, Any]:
     payload = wire.compose(Sender(worker.id, worker.name), text=text, reply_to=task_id).raw
     sig = signing.sign(worker.key, worker.space_id, "result", f"{asker}.{task_id}", payload)
-    return {"result": base64.b64encode(payload).decode(), "sig": sig}
+    return {"result": payload, "sig": sig}
+
+
+async def claimed(worker: AgentClient, wait: float = 2.0) -> int:
+    """Claims a task of the role `reviewer` and returns its sequence."""
+    task = (await worker.control.call(ClaimRequest("reviewer", wait))).task
+    assert task is not None
+    return task.seq
 
 
 async def results_in(js: JetStream) -> list[int]:

@@ -29,7 +29,7 @@
     │   ├── Reconnecting            the connection is being rebuilt; ask again, or wait
     │   ├── StewardUnreachable      the broker answers, the steward does not
     │   ├── HostUnreachable         no host answers on this machine
-    │   ├── WorkerUnreachable       no worker of links answers for this space
+    │   ├── WorkerUnreachable       no link worker answers for this space
     │   └── PeerUnheard             who is in a linked space is not told now: ask again, or resume the link
     ├── ConflictError               somebody else holds it, or it changed meanwhile
     │   ├── LeaseHeld               another steward holds the space

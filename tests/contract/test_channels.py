@@ -8,6 +8,7 @@ import pytest
 import tidings
 from foreign import connect
 from tidings.admin.agents import AgentFile
+from tidings.contract.channels import ChangeChannelRequest, ChannelRequest, MembershipsRequest
 from tidings.errors import DeniedError
 from tidings_testing.history import History
 from tidings_testing.proxy import fault_proxy
@@ -20,13 +21,12 @@ async def test_the_class_of_a_channel_is_the_same_to_everyone_from_one_sequence_
     await pair.add("carol", manage=["general"])
     async with connect(pair, "ada") as ada, connect(pair, "carol") as carol:
         assert (await ada.join("general")).cls == "durable"
-        live: dict[str, Any] = {"class": "live"}
-        changed = await carol.connection.call("channel", "set", channel="general", **live)
-        info = await ada.connection.call("channel", "info", channel="general")
-        assert (info["class"], (await carol.join("general")).cls) == ("live", "live")
+        changed = await carol.connection.call(ChangeChannelRequest("general", cls="live"))
+        info = await ada.connection.call(ChannelRequest("general"))
+        assert (info.cls, (await carol.join("general")).cls) == ("live", "live")
         assert pair.steward is not None
-        assert pair.steward.table.class_at("general", changed["seq"] - 1) == "durable"
-        assert pair.steward.table.class_at("general", changed["seq"]) == "live"
+        assert pair.steward.table.class_at("general", changed.seq - 1) == "durable"
+        assert pair.steward.table.class_at("general", changed.seq) == "live"
 
 
 @pytest.mark.requirement("C12")
@@ -103,7 +103,7 @@ async def test_a_join_outside_its_access_is_refused_by_the_broker_and_leaves_not
         with pytest.raises(DeniedError):
             await ada.join("secret")
         assert (ada.joined, errors) == ([], [])
-        assert (await ada.connection.call("member", "list"))["memberships"] == []
+        assert (await ada.connection.call(MembershipsRequest())).memberships == ()
 
 
 @pytest.mark.requirement("C13")
@@ -113,8 +113,8 @@ async def test_a_narrowing_drops_the_channel_closes_its_membership_and_keeps_the
         async with pair.administer() as admin:
             await admin.set_access("cat", AgentFile("cat", read=("general",), post=("general",)))
         await eventually(lambda: cat.joined == ["general"], within=15, what="the endpoint drops the channel")
-        held = (await cat.connection.call("member", "list"))["memberships"]
-        assert [each["pattern"] for each in held] == ["general"]
+        held = (await cat.connection.call(MembershipsRequest())).memberships
+        assert [each.pattern for each in held] == ["general"]
         with pytest.raises(DeniedError):
             await cat.history("ops")
         await ada.send("general", "still here")

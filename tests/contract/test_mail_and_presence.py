@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from foreign import ask_for, body, connect, write_to
+from tidings.contract.mail import DeadLettersRequest
 from tidings_testing.processes import child
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace, real_space
 from tidings_testing.waiting import eventually
@@ -48,8 +49,8 @@ async def test_a_task_nobody_can_read_is_never_worked_on_and_blocks_nobody(pair:
         job = await asyncio.wait_for(anext(aiter(cat.work("reviewer"))), 15)
         assert (job.text, job.asker.id) == ("good", ada.id)
         await job.done("done")
-        dead = (await ada.control.call("dead", "list"))["dead"]
-        assert [each["cause"] for each in dead] == ["malformed"] * 4
+        dead = (await ada.control.call(DeadLettersRequest())).dead
+        assert [each.cause for each in dead] == ["malformed"] * 4
 
 
 @pytest.mark.requirement("P1")

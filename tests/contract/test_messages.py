@@ -10,6 +10,8 @@ import pytest
 
 import tidings
 from foreign import ask_for, body, connect, surfaced, write_to
+from tidings.contract.channels import ChangeChannelRequest
+from tidings.contract.mail import DeadLettersRequest
 from tidings.errors import MalformedMessage, UsageError
 from tidings.nats import jwt
 from tidings.wire.message import new_id
@@ -131,8 +133,8 @@ async def test_neither_mail_nor_a_task_that_claims_another_sender_is_surfaced_or
         await job.done("yes")
         info = await core.api(f"CONSUMER.INFO.DM_main.dm_{cat.id}")
         assert (info["num_ack_pending"], info["num_pending"], info["num_redelivered"]) == (0, 0, 0)
-        dead = (await ada.control.call("dead", "list"))["dead"]
-        assert sorted(each["cause"] for each in dead) == ["malformed", "malformed"]
+        dead = (await ada.control.call(DeadLettersRequest())).dead
+        assert [each.cause for each in dead] == ["malformed", "malformed"]
 
 
 @pytest.mark.requirement("C6")
@@ -203,8 +205,8 @@ async def test_an_endpoint_does_all_it_offers_without_one_violation_in_the_broke
         await ada.access()
         await ada._access.refresh()
         ada.set_status("working", "a test")
-        await cat.connection.call("channel", "set", channel="general", description="talk")
-        await ada.connection.call("dead", "list")
+        await cat.connection.call(ChangeChannelRequest("general", description="talk"))
+        await ada.connection.call(DeadLettersRequest())
         ada.reconnect()
         await eventually(lambda: ada.connection.rebuilds == 1 and ada.state == "ready")
         await ada.leave("general")

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from foreign import connect
+from tidings.contract.agents import HealthRequest
 from tidings_testing.history import History
 from tidings_testing.processes import child, steward_child
 from tidings_testing.proxy import fault_proxy
@@ -28,7 +29,7 @@ async def test_a_steward_stopped_while_it_starts_leaves_no_lease_that_the_next_m
             doomed.signal(signal.SIGTERM)
             assert await doomed.ended() == 0
     async with steward_child(pair.home, ttl=60), pair.agent("ada") as ada:
-        assert (await ada.control.call("health", "ping"))["ok"]
+        await ada.control.call(HealthRequest())
 
 
 @pytest.mark.requirement("X6")

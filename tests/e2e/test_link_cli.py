@@ -84,7 +84,7 @@ def test_up_carries_a_link_from_the_moment_it_is_agreed_until_it_is_removed(term
     shown = done(terminal, "link", "show", "main", *ACME)
     for words in ("handled through\t", "takes in\tgeneral", "records\t1 let in", "connection\tonline"):
         assert words in shown, shown
-    assert json.loads(done(terminal, "link", "show", LINK, "--json", *ACME))["ledger"]["counts"] == {"admitted": 1}
+    assert json.loads(done(terminal, "link", "show", LINK, "--json", *ACME))["store"]["counts"] == {"admitted": 1}
     assert done(terminal, "link", "verify", "main", *ACME).startswith("equal: every record that main shares")
 
     killed = worker_pid(terminal, "acme")
@@ -122,9 +122,9 @@ def test_paused_resumed_followed_and_run_alone(terminal: Terminal) -> None:
     start_both(terminal, "--no-links")
     agree_both(terminal)
     done(terminal, "send", "general", "before")
-    assert "no worker of links runs" in terminal.run("link", "list", *ACME).stderr
+    assert "no link worker runs" in terminal.run("link", "list", *ACME).stderr
     away = terminal.run("link", "show", "main", "--follow", *ACME)
-    assert (away.returncode, "no worker of links runs for this space: `tidings up" in away.stderr) == (5, True), away
+    assert (away.returncode, "no link worker runs for this space: `tidings up" in away.stderr) == (5, True), away
     done(terminal, "link", "pause", "main", "--reason", "a look first", *ACME)
     assert link_of(terminal, *ACME)["shown"] == "paused"
 
@@ -136,7 +136,7 @@ def test_paused_resumed_followed_and_run_alone(terminal: Terminal) -> None:
         assert (second.returncode, "one does it at a time" in second.stderr) == (6, True), second
         following = terminal.start("link", "show", "main", "--follow", "--json", *ACME)
         assert following.stdout is not None
-        assert json.loads(following.stdout.readline())["status"] == "paused"
+        assert json.loads(following.stdout.readline())["live"]["status"] == "paused"
         done(terminal, "link", "resume", "main", *ACME)
         until(lambda: heard(terminal, "me@main: before", *ACME))
         events = [json.loads(following.stdout.readline()) for _ in range(4)]
@@ -205,7 +205,7 @@ def test_what_is_not_let_in_is_listed_shown_tried_again_and_given_up(terminal: T
             return found
 
     first, second = asyncio.run(forge())
-    until(lambda: (link_of(terminal, *ACME)["ledger"] or {}).get("quarantined") == 2)
+    until(lambda: (link_of(terminal, *ACME)["store"] or {}).get("quarantined") == 2)
     listed = json.loads(done(terminal, "link", "quarantine", "list", "main", "--json", *ACME))
     assert [(each["seq"], each["reason"]) for each in listed] == [(first, "signature"), (second, "signature")]
     assert str(first) in done(terminal, "link", "quarantine", "main", "list", *ACME)

@@ -10,6 +10,7 @@ from typing import Any
 import tidings
 from command_lines import parse
 from terminal import Terminal
+from tidings.contract.admin import RevokeRequest
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 
@@ -43,7 +44,7 @@ async def test_an_agent_that_is_revoked_and_whose_token_still_holds_is_told_so_i
     row = (await space.add("mal")).row
     await space.add("me")
     async with space.administer() as admin:
-        await admin.call("admin", "revoke", id=row.id)
+        await admin.call(RevokeRequest(row.id))
     for words in (("inbox",), ("dm", "me", "hello")):
         done = await run(terminal, *words, "--as", "mal")
         assert (done.returncode, done.stdout) == (4, ""), done.stderr

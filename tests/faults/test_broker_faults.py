@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from folded_log import fold_log
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
+from tidings.contract.channels import JoinRequest
 from tidings.nats.errors import NatsError
 from tidings.nats.jetstream import JetStream
 from tidings.wire.subjects import Chat
@@ -86,11 +88,11 @@ async def load_while(space: RealSpace, strikes: list[Callable[[], None]], more: 
         await eventually(lambda: acknowledged() >= goal, within=30, what="publishing goes on afterwards")
         stop.set()
         await asyncio.gather(*running)
-        joined = await insist(lambda: agents[0].control.call("member", "join", op="after-all", pattern="general"))
+        joined = await insist(lambda: agents[0].control.call(JoinRequest("general"), op="after-all"))
         async with space.core() as js:
             await assert_nothing_lost(js, space, history)
             table = await fold_log(js, space.info, 0)
-            assert agents[0].id in table.members_at("general", joined["seq"] + 1)
+            assert agents[0].id in table.members_at("general", joined.seq + 1)
 
 
 def kill_and_restart(space: RealSpace) -> Callable[[], None]:
@@ -136,11 +138,11 @@ async def joins_through(space: RealSpace, strike: Callable[[], None], recover: C
             for number in range(CHANNELS):
                 op = f"{agent.name}-join-{number}"
                 answer = await insist(
-                    lambda op=op, number=number: agent.control.call("member", "join", op=op, pattern=f"c{number}"),  # type: ignore[misc]
+                    lambda op=op, number=number: agent.control.call(JoinRequest(f"c{number}"), op=op),  # type: ignore[misc]
                     within=40,
                 )
-                assert answer["state"] == "opened"
-                told[f"c{number}"] = answer["seq"]
+                assert answer.state == "opened"
+                told[f"c{number}"] = answer.seq
                 answered += 1
             return told
 
@@ -193,10 +195,10 @@ async def test_a_broker_paused_beyond_every_timeout_gets_every_write_once(crowd:
 
 async def test_memberships_older_than_any_limit_survive_a_clean_restart_of_everything(crowd: RealSpace) -> None:
     async with crowd.agent("agent0") as agent:
-        joined = (await agent.control.call("member", "join", pattern="general"))["seq"]
+        joined = (await agent.control.call(JoinRequest("general"))).seq
         await agent.post("general", b"old")
     async with crowd.administer() as admin:
-        await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+        await admin.call(ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="off", archive="off")))
     async with crowd.core() as js:
 
         async def is_empty() -> bool:
@@ -206,5 +208,5 @@ async def test_memberships_older_than_any_limit_survive_a_clean_restart_of_every
     await crowd.stop_steward()
     await crowd.restart_broker()
     async with steward_child(crowd.home), crowd.agent("agent0") as agent:
-        told = await agent.control.call("member", "join", pattern="general")
-        assert (told["state"], told["seq"]) == ("resumed", joined)
+        told = await agent.control.call(JoinRequest("general"))
+        assert (told.state, told.seq) == ("resumed", joined)

@@ -124,16 +124,17 @@ async def test_a_worker_whose_credential_ended_while_it_was_away_says_what_helps
         async with worker(lab):
 
             async def told() -> bool:
-                live = (await status(lab, link))["live"]
-                return bool(live and live["status"] == "paused" and live["words"])
+                live = (await status(lab, link)).live
+                return bool(live and live.status == "paused" and live.words)
 
             await eventually(told, within=20, what="it says that it is not let in")
-            facts = await status(lab, link, whole=True)
+            facts = await status(lab, link)
             shown = dict(link_words.rows(facts, time.time()))
             assert "held until" in str(shown["why"])
             assert "was not renewed in time" in str(shown["why"])
             assert "tidings link renew" in str(shown["why"])
-            assert facts["live"]["ended_there"] is False, "nobody ended it"
+            assert facts.live is not None
+            assert facts.live.ended_there is False, "nobody ended it"
             await accept_link(lab.home, await renewed(main, link), LinkWishes(), yes)
             await said(main, "ada", "since it is back")
             await until_came(lab, ["while it was away", "since it is back"])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from carried_links import call_worker
 from failing_links import FailingLinks, failing_links, look_soon, texts_in
 from linked_spaces import LINK
-from tidings.links.events import LinkEvent, LocalLogSetBack
-from tidings.links.local_socket import ask
+from tidings.contract.link_worker import LinkEvent, LocalLogSetBack, VerifyLinkRequest
 from tidings.links.worker import LinkWorker
 from tidings_testing.waiting import eventually
 
@@ -115,7 +115,7 @@ async def test_a_space_put_back_unnoticed_lacks_what_it_lost_until_it_is_verifie
     await put_back(links, folder, links.acme.home.marks)
     await links.talk.say(links.acme, "bea", *(f"instead {number}" for number in range(30)))
     async with links.carried() as (main, acme):
-        found = await ask(links.acme.home.link_socket, "verify", link=LINK, within=30)
-        assert found["lost"] == 2
+        found = await call_worker(links.acme, VerifyLinkRequest(link=LINK))
+        assert found.lost == 2
         await links.converged(main, acme)
     assert [each.text for each in await texts_in(links.acme)].count("lost 1") == 1

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from carried_links import status
+from carried_links import stored
 from failing_links import FailingLinks, agrees, failing_links, has_failed, holds, look_soon, reading, texts_in
 from tidings.admin.linking import Linker
-from tidings.links.events import GapDetected, LinkEvent
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
+from tidings.contract.link_worker import GapDetected, LinkEvent
 from tidings.links.worker import LinkWorker
 from tidings.wire.links import GapKind
 from tidings_testing.real_space import RealSpace
@@ -111,10 +112,10 @@ async def let_age(links: FailingLinks, _folder: Path) -> None:
     last = max(each.seq for each in await texts_in(links.main) if each.text == LATE[-1])
     steward.retention.link_age = 0
     async with links.main.administer() as admin:
-        await admin.call("admin", "space_set", parts={"deliver": "off", "archive": "off"}, keep_age=0)
+        await admin.call(ChangeSpaceRequest(parts=PartsChange(deliver="off", archive="off"), keep_age=0))
     await eventually(lambda: steward.table.floor > last, within=20, what="it is removed")
     async with links.main.administer() as admin:
-        await admin.call("admin", "space_set", keep_age=86_400)
+        await admin.call(ChangeSpaceRequest(keep_age=86_400))
 
 
 async def make_anew(links: FailingLinks, _folder: Path) -> None:
@@ -197,16 +198,16 @@ async def test_a_log_that_cannot_go_on_from_the_token_is_told_what_is_missing_is
         await holds(links.acme, links.talk, gone=happens.gone)
         await agrees(acme, links.acme, links.main)
         await reader.has_read(links.talk.heard_in(links.acme, happens.gone, own=True))
-        omitted = (await status(links.acme, whole=True))["ledger"]["omitted"]
+        omitted = (await stored(links.acme)).omitted
     gaps = [each for each in events if isinstance(each, GapDetected)]
     assert [each.kind for each in gaps] == [happens.kind]
     if happens.kind is GapKind.TOO_OLD:
         (range_,) = omitted
-        assert range_["reason"] == "too_old"
-        assert range_["first"] <= min(lost)
-        assert max(lost) <= range_["last"]
+        assert range_.reason == "too_old"
+        assert range_.first <= min(lost)
+        assert max(lost) <= range_.last
     else:
-        assert omitted == []
+        assert omitted == ()
 
 
 async def cut_off(links: FailingLinks, acme: LinkWorker) -> None:

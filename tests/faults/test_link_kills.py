@@ -6,14 +6,14 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from carried_links import came, status, worker_process
+from carried_links import came, running_status, stored, worker_process
 from failing_links import FailingLinks, failing_links, look_soon
 from linked_spaces import LINK
 from tidings.cli.main import main as tidings_command
+from tidings.contract.link_worker import ListLinksRequest, StoredLink
 from tidings.links import replicator
 from tidings.links.operations import alone
 from tidings.links.validation import PAGE_RECORDS
@@ -34,11 +34,12 @@ async def links(tmp_path: Path) -> AsyncIterator[FailingLinks]:
         yield found
 
 
-async def booked_of(space: RealSpace) -> dict[str, Any]:
+async def booked_of(space: RealSpace) -> StoredLink:
     """What its ledger has, while no worker runs."""
     async with alone(space.home) as operations:
-        (facts,) = (await operations.do("status", link=LINK, whole=True))["links"]
-    return dict(facts["ledger"])
+        (facts,) = (await operations.call(ListLinksRequest(link=LINK, complete=True))).links
+    assert facts.store is not None
+    return facts.store
 
 
 @pytest.mark.parametrize(
@@ -58,12 +59,12 @@ async def test_a_worker_killed_at_its_second_page_has_that_page_whole_or_not_at_
         assert await asyncio.wait_for(doomed.child.wait(), 40) == -9
     assert await came(links.acme) == texts[:in_the_log]
     ledger = await booked_of(links.acme)
-    assert ledger["counts"] == {"admitted": in_the_ledger}
-    assert (ledger["owed"], ledger["quarantined"], ledger["omitted"]) == (0, 0, [])
+    assert ledger.counts == {"admitted": in_the_ledger}
+    assert (ledger.owed, ledger.quarantined, ledger.omitted) == (0, 0, ())
     async with links.carried() as (main, acme):
         await links.talk.say(links.main, "eve", "after")
         await links.converged(main, acme)
-    assert (await booked_of(links.acme))["counts"] == {"admitted": len(texts) + 1}
+    assert (await booked_of(links.acme)).counts == {"admitted": len(texts) + 1}
 
 
 # --- a destination that is full ---
@@ -91,17 +92,16 @@ async def test_a_destination_that_is_full_says_so_drops_nothing_and_has_everythi
     async with links.carried() as (main, acme):
         await links.both_say("before")
         await links.converged(main, acme)
-        before, direction = (await status(links.acme, whole=True))["ledger"], acme._carried[LINK].direction
+        before, direction = (await stored(links.acme)), acme._carried[LINK].direction
         gate.disk = FilledDisk(disk.folder)
         await gate.tend()
         for name in ("ada", "eve"):
             await links.talk.say(links.main, name, *(f"{name} said into the full log {number}" for number in range(20)))
         await eventually(lambda: direction.status().status == "degraded_poll", within=20, what="it does not get on")
-        facts = await status(links.acme, whole=True)
-        assert "the log of space acme is full" in facts["live"]["words"]
-        assert facts["live"]["lag_records"] > 0
-        after = facts["ledger"]
-        assert (after["handled"], after["counts"], after["omitted"]) == (before["handled"], before["counts"], [])
+        live, after = await running_status(links.acme), await stored(links.acme)
+        assert "the log of space acme is full" in live.words
+        assert live.lag_records > 0
+        assert (after.handled, after.counts, after.omitted) == (before.handled, before.counts, ())
         assert "the log of space acme is full" in await words_of(links.acme, capsys, "link", "show", "main")
         told = json.loads(await words_of(links.acme, capsys, "status", "--json"))
         assert told["links"]["links"] == [{"space": "main", "state": "degraded_poll"}]
@@ -116,4 +116,4 @@ async def test_a_destination_that_is_full_says_so_drops_nothing_and_has_everythi
         await gate.tend()
         acme._carried[LINK].ask()
         await links.converged(main, acme)
-        assert (await status(links.acme, whole=True))["ledger"]["counts"] == {"admitted": 6 + 40}
+        assert (await stored(links.acme)).counts == {"admitted": 6 + 40}

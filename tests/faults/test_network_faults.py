@@ -9,6 +9,7 @@ import pytest
 import tidings
 from tidings.client import channels
 from tidings.client.connect import connect_directly
+from tidings.contract.agents import HealthRequest
 from tidings.errors import OutcomeUnknown, UnreachableError
 from tidings_testing.history import History
 from tidings_testing.proxy import FaultProxy, fault_proxy
@@ -226,7 +227,7 @@ async def test_while_the_broker_is_away_operations_say_so_and_work_again_afterwa
         with pytest.raises((UnreachableError, OutcomeUnknown)):
             await ada.send("general", "hello", timeout=0.5)
         with pytest.raises(UnreachableError, match="reconnecting"):
-            await ada.connection.call("health", "ping")
+            await ada.connection.call(HealthRequest())
         proxy.refuse = False
         ada.reconnect()
         await eventually(lambda: ada.state == "ready")

@@ -6,14 +6,26 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
 from folded_log import fold_log
 from tidings.admin import administration
 from tidings.admin.agents import AgentFile
+from tidings.contract.agents import AccessRequest
+from tidings.contract.channels import (
+    ChangeChannelRequest,
+    ChannelChangedAnswer,
+    JoinAnswer,
+    JoinRequest,
+    LeaveAnswer,
+    LeaveRequest,
+    MembershipsRequest,
+)
+from tidings.contract.core import Request
 from tidings.errors import AuthRevoked, LeaseHeld, LeaseLost, OutcomeUnknown, UnreachableError
 from tidings.model.projection import Table
 from tidings.nats import jwt
@@ -23,7 +35,8 @@ from tidings_testing.real_space import AgentClient, RealSpace, real_space
 from tidings_testing.waiting import eventually, insist
 
 DRIVER = Path(__file__).parent / "admin_driver.py"
-Ask = Callable[[], Awaitable[dict[str, Any]]]
+Member = TypeVar("Member", JoinAnswer, LeaveAnswer)
+Ask = Callable[[], Awaitable[JoinAnswer | LeaveAnswer | ChannelChangedAnswer]]
 
 
 @pytest.fixture
@@ -32,7 +45,7 @@ async def prepared(tmp_path: Path) -> AsyncIterator[RealSpace]:
     async with real_space(tmp_path / "home") as space:
         await space.add("ada", read=["general", "ops"], post=["general"], manage=[">"])
         async with space.agent("ada") as ada:
-            await ada.control.call("member", "join", pattern="ops")
+            await ada.control.call(JoinRequest("ops"))
         await space.stop_steward()
         yield space
 
@@ -46,9 +59,9 @@ async def rulings_with(js: JetStream, op: str) -> list[tuple[int, str]]:
 
 def asks(agent: AgentClient, op: str) -> dict[str, Ask]:
     return {
-        "join": lambda: agent.control.call("member", "join", op=op, pattern="general"),
-        "leave": lambda: agent.control.call("member", "leave", op=op, pattern="ops"),
-        "channel": lambda: agent.control.call("channel", "set", op=op, channel="general", description="talk"),
+        "join": lambda: agent.control.call(JoinRequest("general"), op=op),
+        "leave": lambda: agent.control.call(LeaveRequest("ops"), op=op),
+        "channel": lambda: agent.control.call(ChangeChannelRequest("general", description="talk"), op=op),
     }
 
 
@@ -70,9 +83,9 @@ async def test_a_steward_killed_around_a_write_leaves_one_record_and_the_same_an
             told = await insist(asks(ada, op)[what])
             again = await asks(ada, op)[what]()
         assert again == told
-        assert told.get("state", what) == {"join": "opened", "leave": "left"}.get(what, what)
+        assert getattr(told, "state", what) == {"join": "opened", "leave": "left"}.get(what, what)
         ((seq, subject),) = await rulings_with(js, op)
-        assert seq == told["seq"]
+        assert seq == told.seq
         assert written in ([], [(seq, subject)])
         table = await fold_log(js, prepared.info, 0)
         assert table.effective[subject][-1] == seq
@@ -85,16 +98,16 @@ async def test_a_steward_paused_past_its_lease_writes_nothing_afterwards_and_end
         async with steward_child(prepared.home, ttl=0.5) as new:
             assert new.lease > old.lease
             # both hear it: the old one when it wakes up
-            joined = await insist(lambda: ada.control.call("member", "join", op="operation-1", pattern="general"))
+            joined = await insist(lambda: ada.control.call(JoinRequest("general"), op="operation-1"))
             marks = json.loads(prepared.home.marks.read_text())
             head = (await js.info("LOG_main"))["state"]["last_seq"]
-            assert head == joined["seq"]
+            assert head == joined.seq
             old.signal(signal.SIGCONT)
             assert await old.ended() == LeaseLost.exit_code
             assert (await old.last_line())["error"]["code"] == "lease_lost"
             assert (await js.info("LOG_main"))["state"]["last_seq"] == head
-            told = await ada.control.call("member", "join", op="operation-1", pattern="general")
-            assert (told["state"], told["seq"]) == ("opened", joined["seq"])
+            told = await ada.control.call(JoinRequest("general"), op="operation-1")
+            assert (told.state, told.seq) == ("opened", joined.seq)
             assert len(json.loads(prepared.home.marks.read_text())["marks"]) >= len(marks["marks"])
 
 
@@ -152,7 +165,7 @@ async def assert_consistent(space: RealSpace) -> dict[str, str]:
             assert revoked.get(row.id, 0) < row.iat
             assert (space.home.agents / f"{row.name}.md").exists()
             async with space.agent(row.name) as agent:
-                await agent.control.call("access", "get")
+                await agent.control.call(AccessRequest())
         else:
             assert row.state in ("revoked", "undone")
             assert access is None or access.revoked
@@ -192,7 +205,7 @@ async def test_a_revocation_killed_anywhere_is_completed_by_the_next_operation(
     await space.add("ada")
     creds = space.home.agent_creds("ada").read_text()
     async with space.agent("ada") as ada:
-        await ada.control.call("member", "join", pattern="general")
+        await ada.control.call(JoinRequest("general"))
         await killed(space, "revoke", "ada", failpoint)
         await space.add("zoe")
         await asyncio.wait_for(ada.closed.wait(), 5)
@@ -221,13 +234,13 @@ async def test_a_rotation_killed_anywhere_leaves_one_key_that_works(
 ) -> None:
     before = (await space.add("ada")).row.id
     async with space.agent("ada") as ada:
-        await ada.control.call("member", "join", pattern="general")
+        await ada.control.call(JoinRequest("general"))
     await killed(space, "rotate", "ada", failpoint)
     await space.add("zoe")
     active = await assert_consistent(space)
     assert (active["ada"] != before) is rotated
     async with space.agent("ada") as ada:
-        assert (await ada.control.call("member", "join", pattern="general"))["state"] == "resumed"
+        assert (await ada.control.call(JoinRequest("general"))).state == "resumed"
 
 
 @pytest.mark.parametrize("failpoint", ["access.after_ledger", "add.after_grant"])
@@ -236,13 +249,13 @@ async def test_a_narrowing_killed_anywhere_is_completed_and_the_agent_can_connec
 ) -> None:
     await space.add("ada", read=["general", "ops"])
     async with space.agent("ada") as ada:
-        await ada.control.call("member", "join", pattern="ops")
+        await ada.control.call(JoinRequest("ops"))
         await killed(space, "narrow", "ada", failpoint)
         await space.add("zoe")
         await asyncio.wait_for(ada.closed.wait(), 5)
     assert "ada" in await assert_consistent(space)
     async with space.agent("ada") as ada:
-        assert (await ada.control.call("member", "list"))["memberships"] == []
+        assert (await ada.control.call(MembershipsRequest())).memberships == ()
 
 
 async def test_a_start_finishes_what_was_interrupted_too(space: RealSpace) -> None:
@@ -268,13 +281,12 @@ class Flapper:
 
     async def run(self, rounds: int) -> None:
         for number in range(rounds):
-            for do in ("join", "leave"):
-                op = f"{self.pattern}-{do}-{number:04d}"
-                answer = await insist(
-                    lambda do=do, op=op: self.agent.control.call("member", do, op=op, pattern=self.pattern),  # type: ignore[misc]
-                    within=40,
-                )
-                self.told[op] = (answer["state"], answer["seq"])
+            await self._insist(JoinRequest(self.pattern), f"{self.pattern}-join-{number:04d}")
+            await self._insist(LeaveRequest(self.pattern), f"{self.pattern}-leave-{number:04d}")
+
+    async def _insist(self, request: Request[Member], op: str) -> None:
+        answer = await insist(partial(self.agent.control.call, request, op=op), within=40)
+        self.told[op] = (answer.state, answer.seq)
 
     def check(self, table: Table) -> None:
         """Every answer is a record, every record was answered, and they alternate."""

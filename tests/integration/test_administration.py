@@ -10,6 +10,8 @@ import pytest
 
 from tidings.admin.agents import AgentFile
 from tidings.admin.identity import ensure_agent
+from tidings.contract.agents import HealthRequest
+from tidings.contract.channels import JoinRequest
 from tidings.errors import AuthRevoked, LogFull, UnreachableError
 from tidings.nats.errors import NO_ROOM, ApiError
 from tidings.steward.marks import KEPT, LogMark, thinned
@@ -114,7 +116,7 @@ async def test_a_reserve_that_is_used_up_is_said_at_once(space: RealSpace, monke
         with monkeypatch.context() as patched:
             patched.setattr(space.steward.js, "publish", no_room)
             with pytest.raises(LogFull, match="reserve"):
-                await ada.control.call("member", "join", pattern="general")
+                await ada.control.call(JoinRequest("general"))
             writes = calls
         assert 2 <= writes <= 20, "the write and one more after the gate was closed, beside the steward's own beats"
 
@@ -149,7 +151,7 @@ async def test_a_successor_keeps_its_channels_when_the_log_went_back_to_before_t
     async with real_space(tmp_path / "home") as space:
         await space.add("ada")
         async with space.agent("ada") as ada:
-            await ada.control.call("member", "join", pattern="general")
+            await ada.control.call(JoinRequest("general"))
         await space.stop_steward()
         space.broker.stop()
         shutil.copytree(space.home.store, tmp_path / "older")
@@ -177,9 +179,9 @@ async def test_how_a_space_is_is_told_by_a_write_that_is_read_back(space: RealSp
     await space.stop_steward()
     steward = await space.start_steward(replace(TEST_INTERVALS, log_write=0.0))
     async with space.agent("ada") as ada, space.core() as js:
-        first = await ada.control.call("health", "ping")
-        again = await ada.control.call("health", "ping")
-        assert (first["healthy"], again["healthy"], again["log_head"]) == (True, True, first["log_head"] + 1)
+        first = await ada.control.call(HealthRequest())
+        again = await ada.control.call(HealthRequest())
+        assert (first.healthy, again.healthy, again.log_head) == (True, True, first.log_head + 1)
         stored = await js.last("KV_td_state_main", "$KV.td_state_main.probe")
         assert stored is not None
         lease = await js.last("LOG_main", space.subjects.steward_lease)

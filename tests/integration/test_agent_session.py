@@ -12,6 +12,7 @@ import pytest
 
 import tidings
 from tidings.client.endpoint import Endpoint
+from tidings.contract.admin import RevokeRequest
 from tidings.errors import AuthRevoked, Reconnecting
 from tidings.host import agent_sessions
 from tidings.host.agent_sessions import AgentSession, Hooks
@@ -181,7 +182,7 @@ async def test_an_agent_whose_token_outlives_its_place_is_said_and_tried_slowly_
     async with session_of(pair, "ada", heard) as session:
         await eventually(lambda: session.state == "open")
         async with pair.administer() as admin:
-            await admin.call("admin", "revoke", id=session.endpoint.id)
+            await admin.call(RevokeRequest(session.endpoint.id))
         session.renew()
         for times in (1, 2):
             await eventually(lambda times=times: len(pauses) == times)  # type: ignore[misc]

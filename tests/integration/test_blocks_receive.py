@@ -16,6 +16,7 @@ from daemons import daemon_in
 from tidings.admin.agents import AgentFile
 from tidings.client import frame_mailbox, mailbox
 from tidings.client.connect import connect_directly
+from tidings.contract.channels import LeaveRequest
 from tidings.errors import DeliveryLost, MalformedFrame
 from tidings.nats import jwt
 from tidings.nats.jetstream import JetStream
@@ -267,7 +268,7 @@ async def test_what_was_owed_on_a_channel_that_was_left_since_comes_although_its
     await pipeline.level()
     await pipeline.deliver(bob_id, seqs, by_reference=True, stored=False)
     async with pair.agent("bob") as leaving:
-        await leaving.control.call("member", "leave", pattern="general")
+        await leaving.control.call(LeaveRequest("general"))
     async with connect(pair, "bob") as bob:
         assert [each.text for each in await received(bob, 2)] == ["one", "two"]
         await emptied(pipeline, bob_id)

@@ -12,6 +12,8 @@ import pytest
 import tidings
 from tidings.admin.agents import AgentFile, Ledger
 from tidings.client.connect import connect_directly
+from tidings.contract.agents import HealthRequest, RosterRequest
+from tidings.contract.channels import MembershipsRequest
 from tidings.errors import AuthRevoked, DeniedError
 from tidings.nats import client as broker
 from tidings.supervisor import watcher as watching
@@ -89,14 +91,14 @@ async def test_whoever_opens_connection_after_connection_is_cut_and_named_and_co
     async with watched(space), space.agent("vic") as vic:
         running = asyncio.create_task(attack(space, "mal", 20.0, ATTACKS["connections"]))
         while not running.done():
-            await vic.control.call("member", "list")
+            await vic.control.call(MembershipsRequest())
             await asyncio.wait({running}, timeout=0.05)
         attacker = await running
         assert attacker.refused >= 20, "it was let in until its time was over"
         await eventually(lambda: "its credential is void" in withheld(space, "mal"))
         assert "connections beyond the 32" in withheld(space, "mal")
-        health = await vic.control.call("health", "ping")
-        assert [each for each in health["withheld"] if each.startswith("mal may not post since")]
+        health = await vic.control.call(HealthRequest())
+        assert [each for each in health.withheld if each.startswith("mal may not post since")]
         with pytest.raises(AuthRevoked):
             async with space.agent("mal"):
                 pass
@@ -144,7 +146,7 @@ async def test_what_short_connections_sent_counts_and_what_a_reader_was_sent_doe
             await eventually(lambda: heard >= 4 * 3 * 12 * 40_000)
         await eventually(lambda: "MB a second" in withheld(space, "mal"))
         async with space.agent("vic") as vic:
-            await vic.control.call("member", "list")
+            await vic.control.call(MembershipsRequest())
         assert withheld(space, "vic") == ""
 
 
@@ -261,13 +263,13 @@ async def test_who_holds_more_than_its_share_of_the_direct_messages_loses_it_and
                 await asyncio.sleep(0.05)
         assert ada.id in await direct_senders(space)
         assert "seq" in await put(ada, space.subjects.direct(bob.id, ada.id), 1000)
-        told = (await bob.control.call("roster", "snapshot"))["damage"]
-        assert [row["text"] for row in told] == [
+        told = (await bob.control.call(RosterRequest())).damage
+        assert [row.text for row in told] == [
             "1 direct messages of mal were removed: it held more than its share of the mail"
         ]
-        health = await ada.control.call("health", "ping")
-        assert health["mail"]["beyond_share"] >= 29
-        assert any(each.startswith("mal may not post since") for each in health["withheld"])
+        health = await ada.control.call(HealthRequest())
+        assert health.mail["beyond_share"] >= 29
+        assert any(each.startswith("mal may not post since") for each in health.withheld)
 
 
 async def test_a_shared_stream_that_is_full_is_unhealthy_and_says_whose_it_is(space: RealSpace) -> None:
@@ -288,7 +290,7 @@ async def test_a_shared_stream_that_is_full_is_unhealthy_and_says_whose_it_is(sp
 
 
 async def full(client: AgentClient) -> list[str]:
-    return [each for each in (await client.control.call("health", "ping"))["problems"] if "is full" in each]
+    return [each for each in (await client.control.call(HealthRequest())).problems if "is full" in each]
 
 
 @pytest.mark.parametrize("what", ["id", "subject"])
@@ -323,7 +325,7 @@ async def test_a_flood_of_control_requests_is_cut_and_others_go_on(space: RealSp
         attacker = await attack(space, "mal", 20.0, many_requests)
         assert attacker.refused >= 20
         await eventually(lambda: "control requests or" in withheld(space, "mal"))
-        await vic.control.call("member", "list")
+        await vic.control.call(MembershipsRequest())
         assert space.steward is not None
         assert space.steward.dispatcher.counts["not_admitted"] > 0
 

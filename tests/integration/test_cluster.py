@@ -12,6 +12,7 @@ import pytest
 from foreign import connect
 from tidings.admin.identity import local_identity
 from tidings.client.publishing import prepare_chat
+from tidings.contract.channels import HistoryRequest
 from tidings.delivery.publishing import Outgoing, batch_of, publish_in_order
 from tidings.errors import LeaseLost
 from tidings.nats.errors import NO_ROOM, ApiError
@@ -198,6 +199,6 @@ async def test_a_page_reaches_what_its_reader_heard_of_although_a_replica_that_l
             return answer[0], json.dumps(said).encode()
 
         monkeypatch.setattr(js, "_perform", behind)
-        page = await bob.control.call("history", "page", channel="general", after=seq - 1, until=seq, limit=10)
-        assert [each["seq"] for each in page["records"]] == [seq]
+        page = await bob.control.call(HistoryRequest("general", after=seq - 1, until=seq, limit=10))
+        assert [each.seq for each in page.records] == [seq]
         assert not lagging[0]

@@ -15,6 +15,7 @@ from tidings.admin.identity import Identity
 from tidings.client import connection_check
 from tidings.client.connect import find_identity
 from tidings.client.connection_check import check_connection
+from tidings.contract.admin import RevokeRequest
 from tidings.nats.address import trusting
 from tidings.server.certificate_files import CertificateFiles
 from tidings.server.certificates import ensure_certificates
@@ -88,7 +89,7 @@ async def test_a_credential_that_was_taken_is_said(space: RealSpace) -> None:
 async def test_an_agent_that_is_revoked_and_whose_token_holds_is_told_so(space: RealSpace) -> None:
     identity = await identity_of(space)
     async with space.administer() as admin:
-        await admin.call("admin", "revoke", id=identity.id)
+        await admin.call(RevokeRequest(identity.id))
     (*before, (what, said)) = await found(identity)
     assert (before, what) == (good(space, "greeting", "credential"), "steward")
     assert f"the steward refuses agent ada: ada ({identity.id}) was revoked" in said

@@ -2,20 +2,27 @@
 
 import itertools
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker, ValidationError, validators
 
+from linked_spaces import linked, peer_of, worker_of
 from schema import control_schema
+from tidings.contract.admin import IssuedRequest
+from tidings.contract.agents import DescribeRequest
 from tidings.contract.catalogue import OPERATIONS
-from tidings.contract.core import Moment
+from tidings.contract.core import CallerKind, Moment
 from tidings.errors import UsageError
+from tidings.rpc.control import ControlClient
 from tidings.wire.message import new_id
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.real_space import RealSpace
 from tools.examples import example
+from tools.field_faults import field_faults, oversize_requests
 
 #: one of each kind that strict JSON has, and the numbers at the edges
 VALUES: tuple[Any, ...] = ("x", "", [], ["x"], [["x"]], {}, {"a": [1]}, [{"stage": ["read"], "seq": 1}], True, None)
@@ -26,7 +33,7 @@ VALUES += (2**63, 2**64, 2**80, 1e300, "9" * 400, "a.b", new_id())
 async def test_a_client_is_told_what_it_may_ask_for(space: RealSpace) -> None:
     await space.add("ada")
     async with space.agent("ada") as ada:
-        told = (await ada.control.call("health", "describe"))["operations"]
+        told = (await ada.control.call(DescribeRequest())).operations
     known = {(each["service"], each["do"]): each for each in told}
     assert set(known) == {(each.service, each.verb) for each in OPERATIONS.values() if each.caller == "agent"}
     assert known["member", "leave"]["arguments"] == {"pattern": "required", "joined": "optional"}
@@ -65,37 +72,49 @@ def test_the_schema_refuses_what_the_steward_refuses_and_takes_what_it_takes() -
             assert validator.is_valid(body) == taken, (name, arguments)
 
 
-UNKNOWN: tuple[tuple[str, str, dict[str, Any], str], ...] = (
-    ("confirm", "record", {"seq": 1, "stream": ["log"]}, "confirm record: `stream`: expected str, got array"),
-    ("confirm", "record", {}, "confirm record: missing field `seq`"),
-    ("member", "leave", {"pattern": "a", "joined": True}, "member leave: `joined`: expected int | null, got bool"),
-    ("member", "deaf", {"channel": "a", "ids": ["x"] * 99}, "member deaf: `ids`: expected array of length <= 32"),
-    (
-        "receipt",
-        "wait",
-        {"id": new_id(), "to": "x", "stage": ["read"]},
-        "receipt wait: `stage`: expected str, got array",
-    ),
-    ("receipt", "put", {"receipts": ["read"]}, "receipt put: `receipts[0]`: expected object, got str"),
-    ("task", "fail", {"seq": True, "reason": "no"}, "task fail: `seq`: expected int, got bool"),
-    ("member", "join", {"patern": "a"}, "member join: unknown field 'patern'; it has pattern, epoch, marks"),
-    ("member", "list", {"of": "bob"}, "member list: unknown field 'of'; it has no fields"),
-    (
-        "member",
-        "jion",
-        {"pattern": "general"},
-        "the service member has no 'jion': its verbs are deaf, join, leave, list",
-    ),
-)
+@asynccontextmanager
+async def clients(space: RealSpace) -> AsyncIterator[dict[CallerKind, ControlClient]]:
+    """A client for each kind of caller that a space has without an invitation."""
+    await space.add("mal", roles=["reviewer"], manage=["general"])
+    made = await linked(space)
+    async with (
+        space.agent("mal") as mal,
+        space.administer() as admin,
+        worker_of(space) as worker,
+        peer_of(space, made.creds) as peer,
+    ):
+        await admin.call(IssuedRequest())
+        assert admin._control is not None
+        yield {"agent": mal.control, "admin": admin._control, "link worker": worker, "peer": peer.control}
 
 
-async def test_what_is_not_known_is_refused_with_what_is(space: RealSpace) -> None:
-    await space.add("mal")
-    async with space.agent("mal") as mal:
-        for service, do, arguments, said in UNKNOWN:
-            with pytest.raises(UsageError) as refused:
-                await mal.control.call(service, do, **arguments)
-            assert said in str(refused.value)
+async def test_an_invalid_field_is_refused_by_its_name_and_changes_nothing(space: RealSpace) -> None:
+    """As `tests/unit/contract/test_fields.py`, with every byte through the broker and the real handlers behind it."""
+    steward, s = space.steward, space.subjects
+    assert steward is not None
+    async with clients(space) as by_caller, space.core() as js:
+
+        async def state() -> object:
+            return [
+                (await js.info(stream))["state"]["last_seq"]
+                for stream in (s.log_stream, s.direct_stream, s.task_stream)
+            ]
+
+        before, refused, sent = await state(), steward.dispatcher.counts["refused"], 0
+        for operation in OPERATIONS.values():
+            if (control := by_caller.get(operation.caller)) is None:
+                continue
+            cases = [*field_faults(operation)]
+            if operation.caller != "peer":  # the broker takes at most 64 KiB from a peer
+                cases += [*oversize_requests(operation)][:1]
+            for case in cases:
+                with pytest.raises(UsageError) as error:
+                    await raw_call(control, operation.service, operation.verb, **case.arguments)
+                assert case.named in str(error.value), case.fault
+                sent += 1
+        assert await state() == before
+    counts = steward.dispatcher.counts
+    assert (counts["refused"] - refused, counts["failed"]) == (sent, 0)
 
 
 async def test_no_value_of_any_argument_makes_the_steward_fail(space: RealSpace) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import tidings
+from tidings.contract.admin import AcknowledgeRequest, ChangeSpaceRequest, PartsChange
+from tidings.contract.agents import HealthAnswer, HealthRequest
 from tidings.errors import ConfigError
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.steward.damage import Removed
@@ -45,9 +47,9 @@ def connect(space: RealSpace, name: str) -> tidings.Endpoint:
     return tidings.connect(space.home.name, name=name, home=space.home.home, receive=False)
 
 
-async def health(space: RealSpace) -> dict[str, Any]:
+async def health(space: RealSpace) -> HealthAnswer:
     async with space.agent("ada") as agent:
-        return await agent.control.call("health", "ping")
+        return await agent.control.call(HealthRequest())
 
 
 async def told(space: RealSpace, name: str) -> list[tidings.Notice]:
@@ -80,8 +82,8 @@ async def test_direct_messages_and_tasks_the_store_lost_are_said_and_told_to_bot
 
     await struck(space, damage)
     said = await health(space)
-    lost = {line.split()[0]: line for line in said["problems"]}
-    assert (said["healthy"], sorted(lost)) == (False, ["DM_main", "TASK_main"])
+    lost = {line.split()[0]: line for line in said.problems}
+    assert (said.healthy, sorted(lost)) == (False, ["DM_main", "TASK_main"])
     assert not any(name in line for line in lost.values() for name in ("ada", "bob")), "every agent may ask"
     assert "(ada to bob; noticed" in (await told(space, "bob"))[0].text
     assert "(tasks of ada for builder; noticed" in (await told(space, "ada"))[1].text
@@ -91,10 +93,10 @@ async def test_direct_messages_and_tasks_the_store_lost_are_said_and_told_to_bot
     # found once, said until somebody has seen it
     await space.stop_steward()
     await space.start_steward()
-    assert sorted(line.split()[0] for line in (await health(space))["problems"]) == ["DM_main", "TASK_main"]
+    assert sorted(line.split()[0] for line in (await health(space)).problems) == ["DM_main", "TASK_main"]
     async with space.administer() as admin:
-        assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 2
-    assert (await health(space))["healthy"]
+        assert (await admin.call(AcknowledgeRequest())).acknowledged == 2
+    assert (await health(space)).healthy
 
 
 async def test_a_memory_of_what_was_lost_that_is_damaged_is_put_aside_and_said_until_it_is_acknowledged(
@@ -110,7 +112,7 @@ async def test_a_memory_of_what_was_lost_that_is_damaged_is_put_aside_and_said_u
     truncate(memory)
     await space.start_steward()
     for _ in range(2):  # also under the next steward
-        (problem,) = (await health(space))["problems"]
+        (problem,) = (await health(space)).problems
         assert "the memory of what the store lost could not be read and lies in" in problem
         (aside,) = memory.parent.glob("main.store.json.damaged-*")
         assert (before.startswith(aside.read_text()), str(aside) in problem) == (True, True)
@@ -119,8 +121,8 @@ async def test_a_memory_of_what_was_lost_that_is_damaged_is_put_aside_and_said_u
         await space.stop_steward()
         await space.start_steward()
     async with space.administer() as admin:
-        assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 1
-    assert (await health(space))["healthy"]
+        assert (await admin.call(AcknowledgeRequest())).acknowledged == 1
+    assert (await health(space)).healthy
     assert (await read_store(space.home)).wrong == 0
 
 
@@ -156,7 +158,7 @@ async def test_mailboxes_of_durable_copies_that_were_set_back_are_said_and_told_
         shutil.copytree(tmp_path / "copy", folder)
 
     await struck(space, put_back)
-    (problem,) = (await health(space))["problems"]
+    (problem,) = (await health(space)).problems
     assert problem.startswith("DLV_main lost 2 records between 2 and 4 (it ends earlier than it did)")
     (notice,) = await told(space, "ada")
     assert (notice.count, notice.first, notice.last) == (2, 2, 4)
@@ -189,7 +191,7 @@ async def test_damage_after_damage_that_was_acknowledged_counts_and_tells_only_w
         await struck(space, partial(damage, at))
 
         async def said() -> dict[str, str]:
-            problems = (await health(space))["problems"]
+            problems = (await health(space)).problems
             return {line.split()[0]: line for line in problems} if len(problems) == 2 else {}
 
         problems = await eventually(said, what="both losses are said")
@@ -206,7 +208,7 @@ async def test_damage_after_damage_that_was_acknowledged_counts_and_tells_only_w
                 assert stream == "TASK_main" or (new.first, new.last) == (min(gone), max(gone))
                 assert ("ask ada to send" if name == "bob" else ": send again") in new.text
         async with space.administer() as admin:
-            assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 2
+            assert (await admin.call(AcknowledgeRequest())).acknowledged == 2
     assert await told(space, "late") == [], "it joined after what was lost was said"
 
 
@@ -229,7 +231,7 @@ async def test_records_of_the_log_that_are_missing_above_its_floor_are_said_and_
         await js.api("STREAM.MSG.DELETE.LOG_main", {"seq": sent[1]})  # as a block that was damaged in its middle
     await space.stop_steward()
     await space.start_steward()
-    (problem,) = (await health(space))["problems"]
+    (problem,) = (await health(space)).problems
     assert f"LOG_main lost 1 record between {sent[1]} and {sent[1]} (missing above the floor)" in problem
     report = await read_store(space.home)
     assert [(each.stream, each.first, each.what) for each in report.found] == [
@@ -269,7 +271,7 @@ async def test_one_bit_that_flipped_while_the_space_was_down_is_found_said_and_t
     await struck(space, damage)
 
     async def is_said() -> bool:
-        said = [line.partition(" between")[0] for line in (await health(space))["problems"]]
+        said = [line.partition(" between")[0] for line in (await health(space)).problems]
         return sorted(said) == [f"{each}_main lost 1 record" for each in ("DM", "LOG", "TASK")]
 
     await eventually(is_said, what="the records that cannot be read are said")
@@ -305,7 +307,7 @@ async def test_a_record_that_cannot_be_read_is_told_from_what_is_removed_while_t
     await struck(space, lambda: flip_record(space, "DM_main", 4, 4))
 
     async def is_said() -> list[str]:
-        said = (await health(space))["problems"]
+        said = (await health(space)).problems
         return [line for line in said if line.startswith("DM_main lost 1 record between 4 and 4")]
 
     await eventually(is_said, what="the record that cannot be read is said")
@@ -332,7 +334,7 @@ async def test_what_the_steward_remembers_of_a_mailbox_is_named_by_whoever_reads
         bob.on("notice", heard.append)
         assert [(each.kind, each.count) for each in heard] == [("damage", 1)]
     async with space.administer() as admin:
-        await admin.call("admin", "acknowledge")
+        await admin.call(AcknowledgeRequest())
     assert (await read_store(space.home)).found == []
 
 
@@ -379,7 +381,7 @@ async def test_an_ordinary_life_is_no_damage(space: RealSpace) -> None:
             for _ in range(3):
                 await (await bob.next_message(10)).ack()
         async with space.administer() as admin:
-            await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+            await admin.call(ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="off", archive="off")))
         async with space.core() as js:
 
             async def is_empty(js: Any = js) -> bool:
@@ -389,7 +391,7 @@ async def test_an_ordinary_life_is_no_damage(space: RealSpace) -> None:
         await space.stop_steward()
         await space.restart_broker(kill=kill)
         await space.start_steward()
-        assert (await health(space))["problems"] == []
+        assert (await health(space)).problems == ()
 
 
 async def test_what_the_broker_cuts_behind_a_damaged_record_when_it_is_killed_is_reported(space: RealSpace) -> None:
@@ -408,11 +410,11 @@ async def test_what_the_broker_cuts_behind_a_damaged_record_when_it_is_killed_is
         await struck(space, strike)
 
         async def is_known() -> bool:
-            return any(each.startswith("LOG_main lost ") for each in (await health(space))["problems"])
+            return any(each.startswith("LOG_main lost ") for each in (await health(space)).problems)
 
         await eventually(is_known)
         async with space.administer() as admin:
-            await admin.call("admin", "acknowledge")
+            await admin.call(AcknowledgeRequest())
         await eventually(lambda: ada.connection.state == "ready")
         stored += [(await ada.send("general", f"message {number}", timeout=20)).seq for number in range(30, 40)]
         await space.stop_steward()

@@ -17,6 +17,7 @@ from tidings.client import frame_mailbox, mailbox
 from tidings.client.connect import connect_directly
 from tidings.client.mailbox import pull
 from tidings.client.notices import FrameGap
+from tidings.contract.agents import HealthRequest
 from tidings.errors import DeliveryLost, MalformedFrame, Superseded
 from tidings.nats.acks import NAK, DeliveryInfo
 from tidings.steward import backstop
@@ -675,9 +676,9 @@ async def test_n20_everybody_is_told_whether_the_backstop_runs_and_how_far_it_is
             joined = await ada.join("general")
             assert joined.durable
             await say(pair, "one", "two", by="bob")
-            health = await ada.connection.call("health", "ping")
-            assert (health["backstop"]["running"], health["backstop"]["debts"]) == (True, 3)
-            assert health["backstop"]["behind"] == health["log_head"] - head >= 3
+            health = await ada.connection.call(HealthRequest())
+            assert (health.backstop["running"], health.backstop["debts"]) == (True, 3)
+            assert health.backstop["behind"] == health.log_head - head >= 3
         await eventually(lambda: not ada.roster.backstop.running, what="its silence is noticed")
         assert ada.roster.backstop.delay == (
             f"durable delivery is not running: durable copies delayed, {ada.roster.backstop.behind} behind"

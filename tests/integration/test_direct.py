@@ -6,7 +6,7 @@ import math
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -15,6 +15,15 @@ from tidings.client import mailbox as endpoint_mailbox
 from tidings.client.connect import connect_directly
 from tidings.client.intake import Intake
 from tidings.client.mailbox import pull
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
+from tidings.contract.agents import HealthRequest
+from tidings.contract.mail import (
+    ReaderReceipt,
+    ReportReceiptsRequest,
+    TraceRequest,
+    WaitForReceiptRequest,
+    WatchReceiptsRequest,
+)
 from tidings.errors import DeniedError, IdBurned, MailboxFull, TidingsError, TooLarge, UnknownPeer, UsageError
 from tidings.nats.acks import ACK, DeliveryInfo, parse_delivery
 from tidings.steward import admin_handlers
@@ -26,6 +35,7 @@ from tidings.wire.seal import seal_message
 from tidings.wire.signing import KeyPair
 from tidings_testing.history import History
 from tidings_testing.processes import child
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.real_space import TEST_INTERVALS, AgentClient, RealSpace, real_space
 from tidings_testing.waiting import eventually
 
@@ -59,9 +69,9 @@ async def stored(space: RealSpace) -> int:
         return int((await core.info(space.subjects.direct_stream))["state"]["messages"])
 
 
-async def switch_archive(space: RealSpace, to: str) -> None:
+async def switch_archive(space: RealSpace, to: Literal["on", "off"]) -> None:
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", parts={"archive": to})
+        await admin.call(ChangeSpaceRequest(parts=PartsChange(archive=to)))
 
 
 async def raw_dm(
@@ -463,14 +473,14 @@ async def test_nobody_else_can_claim_or_wait_for_a_receipt_or_trace_a_message(sp
     async with connect(space, "ada") as ada, space.agent("mal") as mal:
         receipt = await ada.dm(bob_id, "hello")
         with pytest.raises(DeniedError):
-            await mal.control.call("receipt", "put", stream="dm", seq=receipt.seq, stage="read")
-        many = [{"seq": seq, "stage": "read"} for seq in range(1, 20)]
-        assert (await mal.control.call("receipt", "put", stream="dm", receipts=many))["new"] == 0
-        found = await mal.control.call("receipt", "wait", id=receipt.id, to=bob_id, seq=receipt.seq, timeout=0)
-        assert (found["stage"], found["stages"]) == ("unknown", {})
-        assert (await mal.control.call("trace", "get", id=receipt.id, seq=receipt.seq))["stored"] == []
+            await mal.control.call(ReportReceiptsRequest(stream="dm", seq=receipt.seq, stage="read"))
+        many = tuple(ReaderReceipt(seq, "read") for seq in range(1, 20))
+        assert (await mal.control.call(ReportReceiptsRequest(stream="dm", receipts=many))).new == 0
+        found = await mal.control.call(WaitForReceiptRequest(receipt.id, to=bob_id, seq=receipt.seq, timeout=0))
+        assert (found.stage, found.stages) == ("unknown", {})
+        assert (await mal.control.call(TraceRequest(receipt.id, seq=receipt.seq))).stored == ()
         with pytest.raises(DeniedError):  # nor its own sender
-            await ada.connection.call("receipt", "put", stream="dm", seq=receipt.seq, stage="read")
+            await ada.connection.call(ReportReceiptsRequest(stream="dm", seq=receipt.seq, stage="read"))
         wrong: list[dict[str, Any]] = [
             {"receipts": []},
             {"receipts": [7]},
@@ -479,9 +489,9 @@ async def test_nobody_else_can_claim_or_wait_for_a_receipt_or_trace_a_message(sp
         ]
         for junk in wrong:
             with pytest.raises(UsageError):
-                await mal.control.call("receipt", "put", **junk)
+                await raw_call(mal.control, "receipt", "put", **junk)
         with pytest.raises(UsageError):
-            await mal.control.call("trace", "get", id="x")
+            await mal.control.call(TraceRequest("x"))
         assert (await ada.receipt(receipt, timeout=0.1)).stage == "confirmed"
 
 
@@ -491,15 +501,15 @@ async def test_many_who_wait_do_not_keep_the_steward_from_its_work(space: RealSp
         receipt = await ada.dm(id_of(space, "bob"), "hello")
         polls = [
             asyncio.create_task(
-                who.connection.call("receipt", "wait", id=receipt.id, to=id_of(space, "bob"), wait=3, timeout=20)
+                who.connection.call(WaitForReceiptRequest(receipt.id, to=id_of(space, "bob"), wait=3), timeout=20)
             )
             for who in (ada, eve)
             for _ in range(60)
         ]
         await asyncio.sleep(0.3)
         async with asyncio.timeout(2):
-            await eve.connection.call("health", "ping")
-        assert all(not answer["reached"] for answer in await asyncio.gather(*polls))
+            await eve.connection.call(HealthRequest())
+        assert all(not answer.reached for answer in await asyncio.gather(*polls))
         assert space.steward is not None
         assert space.steward.receipts.waits.total() == 0
         assert space.steward.dispatcher.queue.running.total() == 0
@@ -557,7 +567,7 @@ async def test_more_watches_than_allowed_are_answered_at_once_and_the_endpoint_s
     assert space.steward is not None
     async with space.agent("ada") as raw, connect(space, "ada") as ada:
         raw.control.timeout = 20
-        polls = [asyncio.create_task(raw.control.call("receipt", "watch", wait=3)) for _ in range(8)]
+        polls = [asyncio.create_task(raw.control.call(WatchReceiptsRequest(wait=3))) for _ in range(8)]
         await eventually(lambda: sum(poll.done() for poll in polls) == 4)
         began = asyncio.get_running_loop().time()
         ada.on("receipt", lambda _receipt: None)
@@ -566,8 +576,8 @@ async def test_more_watches_than_allowed_are_answered_at_once_and_the_endpoint_s
         polled, took = ada._direct.watch.polls, asyncio.get_running_loop().time() - began
         assert polled <= math.log2(took / 0.05 + 1) + 2, "50, 100, 200, 400 ms ..."
         answers = await asyncio.gather(*polls)
-        assert sorted(answer["waited"] for answer in answers) == [False] * 4 + [True] * 4
-        assert all(answer["news"] == [] for answer in answers)
+        assert sorted(answer.waited for answer in answers) == [False] * 4 + [True] * 4
+        assert all(answer.news == () for answer in answers)
         await eventually(lambda: space.steward is not None and space.steward.receipts.waits.total() <= 1)
 
 
@@ -575,10 +585,12 @@ async def test_a_flood_of_receipts_and_traces_keeps_nobody_from_being_answered(s
     await people(space, "ada", "mal")
     async with space.agent("mal") as mal, space.agent("ada") as ada:
         mal.control.timeout = ada.control.timeout = 20
-        many = [{"seq": seq, "stage": "read"} for seq in range(1_000_000, 1_000_512)]
-        puts = [asyncio.create_task(_outcome(mal.control.call("receipt", "put", receipts=many))) for _ in range(50)]
-        traces = [asyncio.create_task(_outcome(mal.control.call("trace", "get", id=new_id()))) for _ in range(50)]
-        assert (await asyncio.wait_for(ada.control.call("health", "ping"), 10))["ok"]
+        many = tuple(ReaderReceipt(seq, "read") for seq in range(1_000_000, 1_000_512))
+        puts = [
+            asyncio.create_task(_outcome(mal.control.call(ReportReceiptsRequest(receipts=many)))) for _ in range(50)
+        ]
+        traces = [asyncio.create_task(_outcome(mal.control.call(TraceRequest(new_id())))) for _ in range(50)]
+        await asyncio.wait_for(ada.control.call(HealthRequest()), 10)
         for flood in (puts, traces):
             outcomes = await asyncio.gather(*flood)
             assert set(outcomes) == {"answered", "conflict"}, "every one is answered, most of them at once"

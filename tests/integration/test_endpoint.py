@@ -281,7 +281,7 @@ async def test_a_gate_that_opens_while_the_sender_asks_why_costs_only_time(
             await set_gate(core, space.subjects, gate_open=True)
             return await call(request, **options)
 
-        ada.connection.call = opened_meanwhile  # type: ignore[method-assign, assignment]
+        ada.connection.call = opened_meanwhile  # type: ignore[method-assign]
         receipt = await ada.send("general", "hello")
         assert asked[0] == "health"
         ada.connection.call = call  # type: ignore[method-assign]
@@ -344,9 +344,9 @@ async def test_history_of_large_messages_comes_in_pages_and_is_complete(space: R
         assert found[30:] == list(reversed(sent))
         assert len(found) == 70
         assert [m.seq for m in await ada.recall("general", sent[0] - 1, 70)] == list(reversed(found))
-        page = await ada.connection.call("history", "page", channel="general", limit=200)
-        assert page["more"] is True
-        assert sum(len(line["payload"]) for line in page["records"]) < 400_000
+        page = await ada.connection.call(HistoryRequest("general", limit=200))
+        assert page.more is True
+        assert sum(len(line.payload) for line in page.records) < 400_000
 
 
 def counted_joins(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[str]]:

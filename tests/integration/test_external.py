@@ -21,6 +21,7 @@ from tidings.admin.invitations import Invitation
 from tidings.admin.inviting import Inviter, reach_of
 from tidings.admin.pushing import problems, push_to_all, system_user
 from tidings.client.connect import connect_directly
+from tidings.contract.admin import AcknowledgeRequest
 from tidings.errors import AuthRevoked, BrokerUnreachable, ConfigError, TidingsError, UnreachableError, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import Connection
@@ -219,7 +220,7 @@ async def test_a_server_that_is_started_again_is_counted_once_and_one_that_is_go
             kept.write_text(json.dumps(json.loads(kept.read_text()) | {"gone": {}}))
             async with space.administer() as admin:
                 assert "1 of 2 servers were told: gone did not answer" in (await admin.revoke("bob")).untold
-                assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 1
+                assert (await admin.call(AcknowledgeRequest())).acknowledged == 1
             assert problems(home, info) == []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from foreign import ask_for, body, connect, write_to
+from tidings.contract.agents import BeatRequest
 from tidings.nats.errors import ApiError
 from tidings.wire import signing
 from tidings.wire.message import new_id
@@ -64,7 +65,7 @@ async def test_f23_no_header_of_a_beat_erases_the_roster_or_makes_a_ghost(tmp_pa
             for header in ({"Nats-Rollup": "all"}, {"KV-Operation": "PURGE"}, {"Nats-TTL": "never"}):
                 subject = space.subjects.control("presence", mal.id)
                 await mal.connection.publish(subject, json.dumps(beat).encode(), headers=header)
-            await mal.control.call("presence", "beat", session="session-1", status="idle")
+            await mal.control.call(BeatRequest(session="session-1", status="idle"))
             await eventually(lambda: online() == ["ada", "mal"])
             await eventually(lambda: online() == ["ada"], what="who falls silent goes, whatever its beats said")
             assert not (await core.info("LOG_main"))["config"].get("allow_rollup_hdrs")

@@ -25,6 +25,7 @@ from tidings.admin.identity import bundle_identity
 from tidings.admin.invitations import Invitation
 from tidings.admin.inviting import Inviter, reach_of
 from tidings.client.connect import connect_directly
+from tidings.contract.admin import RedeemRequest
 from tidings.errors import (
     AuthRevoked,
     BrokerUnreachable,
@@ -349,17 +350,16 @@ async def test_a_request_is_signed_by_the_key_it_names_and_only_that_key_opens_t
     ]
     for signature in wrong:
         with pytest.raises(tidings.errors.TidingsError, match=r"signed|needs `sig`"):
-            await control.call("accept", "redeem", id=key.id, sig=signature)
+            await control.call(RedeemRequest(id=key.id, sig=signature))
     for strange in (line.account, "me", ""):
         with pytest.raises(tidings.errors.UsageError):
-            await control.call("accept", "redeem", id=strange, sig=signed(key, *mine))
-    said = await control.call("accept", "redeem", id=key.id, sig=signed(key, *mine))
-    sealed = base64.b64decode(said["sealed"])
-    assert b'"name":"bob"' in key.open_sealed(sealed)
+            await control.call(RedeemRequest(id=strange, sig=signed(key, *mine)))
+    said = await control.call(RedeemRequest(id=key.id, sig=signed(key, *mine)))
+    assert b'"name":"bob"' in key.open_sealed(said.sealed)
     heard = b"".join(message.data for message in overheard.waiting())
     assert b'"bob"' not in heard, "in quotes: three letters may occur in what is sealed"
     with pytest.raises(tidings.errors.BadSignature):
-        other.open_sealed(sealed)
+        other.open_sealed(said.sealed)
     await connection.close()
 
 
@@ -411,7 +411,7 @@ async def test_the_key_of_the_line_is_nobodys_key(inviting_space: RealSpace) -> 
     control = ControlClient(connection, Subjects("main"), line.key.id, timeout=30)
     signature = line.key.sign(acceptance("main", line.key.id, line.key.id, ""))
     with pytest.raises(DeniedError, match="known to whoever has its line"):
-        await control.call("accept", "redeem", id=line.key.id, sig=base64.b64encode(signature).decode())
+        await control.call(RedeemRequest(id=line.key.id, sig=base64.b64encode(signature).decode()))
     await connection.close()
 
 

@@ -12,9 +12,11 @@ from tidings.client.endpoint import Endpoint
 from tidings.client.incoming import DirectRef
 from tidings.client.interface import Receipt
 from tidings.client.mailbox import PendingAck, PendingAcks
+from tidings.client.publishing import prepare_direct
+from tidings.contract.mail import ReaderReceipt, ReportReceiptsRequest
 from tidings.errors import UsageError
 from tidings.nats.jetstream_api import NO_END
-from tidings.wire.message import new_id
+from tidings.wire.message import Sender, compose, new_id
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 
@@ -114,6 +116,26 @@ async def test_what_was_kept_and_then_removed_can_still_be_told_read(pair: RealS
         assert await stage(ada, receipt, "read") == "read"
 
 
+async def test_mail_that_was_removed_before_its_receipt_came_is_known_as_stored_and_the_late_receipt_counts(
+    pair: RealSpace,
+) -> None:
+    """Its reader acknowledged it and was cut off before it reported: the sender's host does not store it again."""
+    async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob") as bob:
+        prepared = prepare_direct(ada.identity, bob.id, compose(Sender(ada.id, "ada"), text="read and not reported"))
+        stored = await ada.publish(prepared)
+        bob.intake.tells_delivered = False  # as of a host that is cut off before it reports
+        kept = await kept_by(bob)
+        async with pair.core() as core:
+
+            async def is_removed() -> bool:
+                return bool((await core.info("DM_main"))["state"]["messages"] == 0)
+
+            await eventually(is_removed, within=15, what="read mail goes")
+        assert await ada.publisher.find(prepared) == stored.seq
+        assert await bob.tell_delivered(kept) == []
+        assert await stage(ada, Receipt(prepared.id, stored.seq, to=bob.id), "delivered") == "delivered"
+
+
 async def test_a_sequence_used_again_for_another_message_is_not_told_read_by_it(pair: RealSpace) -> None:
     """A broker that lost its tail gives a sequence twice; who kept the first message speaks of that one only."""
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob", receive=False) as bob:
@@ -131,7 +153,9 @@ async def test_nobody_can_tell_of_mail_that_was_not_addressed_to_it(pair: RealSp
         assert await mal.tell_read(kept) == [kept]
         assert await stage(ada, receipt, "read", within=0) == "confirmed"
         with pytest.raises(UsageError, match="both `sender` and `id`"):
-            await mal.connection.call("receipt", "put", receipts=[{"seq": 1, "stage": "read", "sender": ada.id}])
+            await mal.connection.call(
+                ReportReceiptsRequest(receipts=(ReaderReceipt(seq=1, stage="read", sender=ada.id),))
+            )
 
 
 async def test_to_keep_a_channel_message_is_to_settle_it(pair: RealSpace, tmp_path: Path) -> None:

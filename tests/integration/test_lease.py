@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from folded_log import fold_log
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
+from tidings.contract.agents import HealthRequest
+from tidings.contract.channels import JoinRequest, MembershipsRequest
 from tidings.errors import ConflictError, LeaseHeld, LeaseLost, OutcomeUnknown
 from tidings.model.projection import Verdict
 from tidings.nats.client import connect
@@ -116,7 +119,7 @@ async def test_a_stale_holder_is_refused_by_the_broker_whatever_it_believes(spac
         assert (await core.info("LOG_main"))["state"]["last_seq"] == head
         # what it is asked now it does not answer from its old table
         with pytest.raises(OutcomeUnknown, match="ask again with the same op"):
-            await ada.control.call("member", "join", pattern="general")
+            await ada.control.call(JoinRequest("general"))
     assert isinstance(await space.steward_ended(), LeaseLost)
 
 
@@ -127,10 +130,10 @@ async def test_a_steward_that_was_paused_past_its_lease_does_not_answer_from_its
     await space.add("ada")
     async with space.agent("ada") as ada, steward_js(space) as js:
         await lease_of(space, js).take(after=old.lease.holder_id)
-        assert (await ada.control.call("member", "list"))["memberships"] == []  # nobody can have taken over unseen yet
+        assert (await ada.control.call(MembershipsRequest())).memberships == ()  # nobody can have taken over unseen yet
         old.lease._beaten -= 1_000  # as if it had been paused
         with pytest.raises(OutcomeUnknown, match="replaced"):
-            await ada.control.call("member", "list")
+            await ada.control.call(MembershipsRequest())
     assert isinstance(await space.steward_ended(), LeaseLost)
 
 
@@ -172,10 +175,10 @@ async def test_the_lease_survives_the_end_of_the_broker(space: RealSpace, kill: 
     await space.add("ada")
     await space.restart_broker(kill=kill)
     async with space.agent("ada") as ada:
-        joined = await insist(lambda: ada.control.call("member", "join", op="operation-1", pattern="general"))
-        assert joined["state"] == "opened"
-        health = await insist(lambda: ada.control.call("health", "ping"))
-        assert health["steward"]["lease"] == lease
+        joined = await insist(lambda: ada.control.call(JoinRequest("general"), op="operation-1"))
+        assert joined.state == "opened"
+        health = await insist(lambda: ada.control.call(HealthRequest()))
+        assert health.steward["lease"] == lease
 
 
 async def test_seventy_takeovers_leave_the_log_as_usable_as_before(space: RealSpace) -> None:
@@ -190,7 +193,7 @@ async def test_seventy_takeovers_leave_the_log_as_usable_as_before(space: RealSp
             await lease.release()
         steward = await space.start_steward()
         async with space.agent("ada") as ada:
-            assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+            assert (await ada.control.call(JoinRequest("general"))).state == "opened"
         assert not steward.table.void
         assert (await fold_log(core, space.info, 0)).lease == steward.table.lease
 
@@ -249,8 +252,8 @@ async def test_a_write_that_a_paused_broker_did_not_answer_becomes_exactly_one_r
         finally:
             os.kill(space.broker.pid, signal.SIGCONT)
         assert await one_effective(space, subject) == seq
-        told = await ada.control.call("member", "join", op="operation-1", pattern="general")
-        assert (told["state"], told["seq"]) == ("opened", seq)
+        told = await ada.control.call(JoinRequest("general"), op="operation-1")
+        assert (told.state, told.seq) == ("opened", seq)
         await steward.lease.prove()
 
 
@@ -281,9 +284,9 @@ async def test_a_lost_answer_or_a_lost_write_becomes_exactly_one_record(
     async with space.agent("ada") as ada, space.core() as core:
         lossy = LostOnce(steward.js, arrives=arrives)
         monkeypatch.setattr(steward.js, "publish", lossy)
-        told = await ada.control.call("member", "join", op="operation-1", pattern="general")
+        told = await ada.control.call(JoinRequest("general"), op="operation-1")
         assert lossy.lost is not None
-        assert await one_effective(space, lossy.lost[0]) == told["seq"]
+        assert await one_effective(space, lossy.lost[0]) == told.seq
         assert steward.lease.seq > before
         # the lost one turns up now: the broker knows that its lease is over
         with pytest.raises(ApiError) as refused:
@@ -341,7 +344,7 @@ async def test_a_replaced_holder_cannot_move_the_floor_by_what_it_knew(space: Re
     await space.add("ada")
     async with space.administer() as admin, space.agent("ada") as ada, steward_js(space) as js, space.core() as core:
         posted = (await ada.post("general", b"owed to the archive"))["seq"]
-        await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+        await admin.call(ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="off", archive="off")))
         new = lease_of(space, js)
         await new.take(after=old.lease.holder_id)
         state = StateBucket(js, space.subjects)

@@ -16,6 +16,7 @@ from carried_links import (
     linked_spaces,
     said,
     status,
+    stored,
     three_spaces,
     until_came,
     until_recorded,
@@ -24,7 +25,7 @@ from carried_links import (
 from linked_spaces import say
 from tidings.cli.main import main
 from tidings.client.connect import connect_directly
-from tidings.links.events import LinkEvent, RepairCompleted
+from tidings.contract.link_worker import LinkEvent, RepairCompleted
 from tidings.links.worker import LinkWorker
 from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings_testing.real_space import RealSpace
@@ -70,7 +71,7 @@ async def test_what_one_operator_narrows_holds_at_once_and_what_came_stays(both:
 
         async def handled() -> bool:
             facts = await status(both.acme)
-            return bool(facts["live"] and facts["live"]["handled"] and facts["live"]["lag_records"] == 0)
+            return bool(facts.live and facts.live.handled and facts.live.lag_records == 0)
 
         await eventually(handled, within=20)
         assert await came(both.acme) == ["one"]
@@ -164,9 +165,9 @@ async def test_an_end_that_is_put_off_or_named_goes_on_where_it_was(both: Linked
         await said(both.main, "ada", "two")
         await until_came(both.acme, ["one", "two"])
         await until_recorded(both.acme, {"admitted": 2})  # nothing was read again
-        assert (await status(both.acme))["until"] is not None
+        assert (await status(both.acme)).until is not None
         await done(both.acme, "set", "main", "--until", "never")
-        assert (await status(both.acme))["until"] is None
+        assert (await status(both.acme)).until is None
 
 
 async def test_mail_is_on_with_who_is_here_and_off_without_and_whoever_opens_either_is_asked(
@@ -220,8 +221,7 @@ async def test_in_a_chain_words_go_on_once_the_middle_lets_them_and_the_end_take
         assert "what other spaces said goes on to them" in told
 
         async def offered() -> bool:
-            facts = await status(spaces["c"], "linkbetweenbc", whole=True)
-            return bool(facts["ledger"]["not_taken"])
+            return bool((await stored(spaces["c"], "linkbetweenbc")).not_taken)
 
         # it reads what is new; what was passed over is read again once it is taken
         await said(spaces["a"], "ada", "and more")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from linked_spaces import LINK, linked, say, unlinked
+from tidings.contract.link_worker import GapDetected
 from tidings.errors import TidingsError
 from tidings.links import link_store as books
 from tidings.links.definition import LinkDefinition
 from tidings.links.destination import LocalDestination, LocalSpace
-from tidings.links.events import GapDetected
 from tidings.links.link_store import BookedLink
 from tidings.links.replicator import Direction
 from tidings.links.running_link import LoopClock

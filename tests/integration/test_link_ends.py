@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from linked_spaces import LINK, is_signed, linked, peer_of, say, texts, unlinked, worker_of
-from tidings.contract.links import ImportIndexRequest, ImportLinksRequest
+from tidings.contract.admin import EndLinkRequest
+from tidings.contract.links import ImportFactsRequest, ImportIndexRequest, ImportLinksRequest
 from tidings.errors import (
     AuthRevoked,
     EndedThere,
@@ -332,7 +333,7 @@ async def test_wakes_come_for_what_is_shared_and_for_nothing_else(two: Two) -> N
 async def test_a_link_that_was_ended_is_denied_or_revoked(two: Two) -> None:
     await two.source.hello()
     async with two.main.administer() as admin:
-        await admin.call("admin", "link_end", link=LINK)
+        await admin.call(EndLinkRequest(LINK))
     with pytest.raises(EndedThere, match="was ended by the owner"):
         await two.source.hello()
     await unlinked(two.main)
@@ -461,4 +462,4 @@ async def test_a_digest_of_many_days_comes_in_several_answers_and_is_continued_w
 
 async def test_only_the_worker_may_ask_what_was_admitted(two: Two) -> None:
     async with worker_of(two.acme) as worker:
-        assert (await worker.call("admission", "facts"))["space"] == two.acme.info.id
+        assert (await worker.call(ImportFactsRequest())).space == two.acme.info.id

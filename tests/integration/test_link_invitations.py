@@ -27,7 +27,8 @@ from tidings.admin.link_inviting import LinkInviter, LinkTerms
 from tidings.admin.link_peers import LinkPeers
 from tidings.admin.linking import Linker
 from tidings.admin.rotation import rotate_signing_key
-from tidings.contract.admin import RedeemRequest
+from tidings.contract.admin import OfferRequest, RedeemRequest
+from tidings.contract.links import LinkHelloRequest
 from tidings.errors import AuthRevoked, ConfigError, DeniedError, OutcomeUnknown, TidingsError, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect
@@ -127,8 +128,8 @@ async def test_both_spaces_write_down_what_was_agreed_and_each_can_ask_the_other
         creds = peers.creds(link)
         assert creds.stat().st_mode & 0o077 == 0
         async with peer_of(there, creds.read_text()) as client:
-            hello = await client.control.call("link", "hello")
-        assert (hello["space"], hello["link"]) == (there.info.id, link)
+            hello = await client.control.call(LinkHelloRequest())
+        assert (hello.space, hello.link) == (there.info.id, link)
         key = jwt.split_credentials(creds.read_text())[1]
         in_files = [path for path in there.home.home.rglob("*") if path.is_file() and key.seed in text_of(path)]
         assert in_files == [], "a seed is where it was made, and nowhere else"
@@ -150,8 +151,8 @@ async def test_the_address_that_each_was_given_leads_to_the_other_and_is_trusted
         assert peer is not None
         user = jwt.split_credentials(creds)[1].id
         connection = await connect(peer.url, creds, user, name="worker", reconnect=False)
-        hello = await ControlClient(connection, Subjects(peer.space), user).call("link", "hello")
-        assert hello["steward"] == there.info.steward_key == peer.steward
+        hello = await ControlClient(connection, Subjects(peer.space), user).call(LinkHelloRequest())
+        assert hello.steward == there.info.steward_key == peer.steward
         await connection.close()
 
 
@@ -279,7 +280,7 @@ async def agreed_on_both_sides(a: RealSpace, b: RealSpace, link: str) -> None:
     assert set(theirs.shares) == set(ours.channels)
     for here, there in ((a, b), (b, a)):
         async with peer_of(there, LinkPeers.below(here.home).creds(link).read_text()) as client:
-            assert (await client.control.call("link", "hello"))["link"] == link
+            assert (await client.control.call(LinkHelloRequest())).link == link
 
 
 @pytest.mark.parametrize(
@@ -446,11 +447,11 @@ async def test_a_line_of_the_other_kind_is_refused_and_names_its_command(
         key = KeyPair.generate()
         sig = signed(key, acceptance("main", for_link.key.id, key.id, "bob"))
         with pytest.raises(DeniedError, match="`tidings link accept LINE`"):
-            await control.call("accept", "redeem", id=key.id, name="bob", sig=sig)
+            await control.call(RedeemRequest(id=key.id, name="bob", sig=sig))
     async with asker(a, for_agent) as control:
         sig = signed(key, asking("main", for_agent.key.id, key.id))
         with pytest.raises(DeniedError, match="`tidings accept LINE`"):
-            await control.call("accept", "offer", id=key.id, sig=sig)
+            await control.call(OfferRequest(id=key.id, sig=sig))
     async with a.administer() as admin:
         with pytest.raises(DeniedError, match="`tidings link accept LINE`"):
             await Inviter(admin).redeem(for_link.key.id, key.id, "bob")
@@ -474,7 +475,7 @@ async def test_what_the_other_cannot_reach_is_said_and_the_other_direction_works
         assert (found.url, found.record.shares) == ("", ("news", "ops.>"))
         assert LinkPeers.below(a.home).get(found.record.link) is None, "a worker has nowhere to go"
         async with peer_of(a, LinkPeers.below(b.home).creds(found.record.link).read_text()) as client:
-            assert (await client.control.call("link", "hello"))["shares"] == ["general", "team.>"]
+            assert (await client.control.call(LinkHelloRequest())).shares == ("general", "team.>")
         again = await taken(b, line)
         assert (again.already, again.url) == (True, "")
 
@@ -539,8 +540,8 @@ class Stranger:
 
     async def ask(self, control: ControlClient) -> LinkOffer:
         sig = signed(self.user, asking(self.line.space, self.line.key.id, self.user.id))
-        said = await control.call("accept", "offer", id=self.user.id, sig=sig)
-        found = msgspec.json.decode(self.user.open_sealed(base64.b64decode(said["sealed"])))
+        said = await control.call(OfferRequest(id=self.user.id, sig=sig))
+        found = msgspec.json.decode(self.user.open_sealed(said.sealed))
         self.text, self.signature = found["offer"], found["signature"]
         return read_offer(self.text, self.signature)
 
@@ -568,8 +569,8 @@ class Stranger:
         return signed_acceptance(self.space, self.user, acceptance)
 
     async def accept(self, control: ControlClient, said: SignedAcceptance) -> dict[str, Any]:
-        answer = await control.call("accept", "redeem", id=self.user.id, **said._asdict())
-        return dict(msgspec.json.decode(self.user.open_sealed(base64.b64decode(answer["sealed"]))))
+        answer = await control.call(RedeemRequest(id=self.user.id, **said._asdict()))
+        return dict(msgspec.json.decode(self.user.open_sealed(answer.sealed)))
 
 
 def replaced(acceptance: LinkAcceptance, **changes: Any) -> LinkAcceptance:
@@ -644,7 +645,7 @@ async def test_signatures_are_of_the_keys_that_are_named_and_only_the_user_opens
             "?",
         ):
             with pytest.raises(DeniedError, match="not signed"):
-                await control.call("accept", "offer", id=stranger.user.id, sig=sig)
+                await control.call(OfferRequest(id=stranger.user.id, sig=sig))
         offer = await stranger.ask(control)
         whole = stranger.sign(stranger.acceptance(offer))
         forged = other.sign(stranger.acceptance(offer))
@@ -661,7 +662,7 @@ async def test_signatures_are_of_the_keys_that_are_named_and_only_the_user_opens
                 await stranger.accept(control, said)
         sig = signed(line.key, asking("main", line.key.id, line.key.id))
         with pytest.raises(DeniedError, match="known to whoever has its line"):
-            await control.call("accept", "offer", id=line.key.id, sig=sig)
+            await control.call(OfferRequest(id=line.key.id, sig=sig))
         assert on(inviter) == []
         await stranger.accept(control, whole)
         heard = b"".join(message.data for message in overheard.waiting())

@@ -3,19 +3,21 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from carried_links import (
     LinkedSpaces,
     agree,
+    call_worker,
     came,
     linked_spaces,
+    running_status,
     said,
     status,
+    stored,
     until_came,
     until_recorded,
     worker,
@@ -24,9 +26,17 @@ from linked_spaces import LINK
 from tidings.admin.home import SpaceHome
 from tidings.cli import link_words
 from tidings.cli.main import main
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
+from tidings.contract.link_worker import (
+    ListLinksAnswer,
+    ListLinksRequest,
+    RebuildLinkRequest,
+    VerifyAnswer,
+    VerifyLinkRequest,
+)
 from tidings.errors import StoreBroken
-from tidings.links.local_socket import LocalServer, ask
 from tidings.links.store_file import ANEW, open_store
+from tidings.rpc.local_socket import LocalServer
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 
@@ -53,18 +63,18 @@ async def test_verify_tells_what_the_own_log_lost_of_what_had_come_and_it_is_fet
     async with worker(both.acme):
         await until_came(both.acme, ["one", "two", "three"])
 
-        async def verified() -> dict[str, object]:
-            return await ask(both.acme.home.link_socket, "verify", link=LINK)
+        async def verified() -> VerifyAnswer:
+            return await call_worker(both.acme, VerifyLinkRequest(link=LINK))
 
         found = await verified()
-        assert (found["equal"], found["lost"]) == (True, 0)
+        assert (found.equal, found.lost) == (True, 0)
         await erase(both.acme, "two")
         found = await verified()
-        assert (found["equal"], found["lost"]) == (True, 1), "the other space has nothing that the ledger does not know"
+        assert (found.equal, found.lost) == (True, 1), "the other space has nothing that the ledger does not know"
         words = list(link_words.verified("main", found))
         assert "lost 1 messages that had come over this link" in words[0]
         await until_came(both.acme, ["one", "three", "two"])
-        assert (await verified())["lost"] == 0
+        assert (await verified()).lost == 0
 
 
 async def test_what_the_own_log_removed_by_age_does_not_come_again_when_all_is_read_again(tmp_path: Path) -> None:
@@ -78,18 +88,18 @@ async def test_what_the_own_log_removed_by_age_does_not_come_again_when_all_is_r
             await until_came(both.acme, ["one", "two"])
             await until_recorded(both.acme, {"admitted": 2})
             async with both.acme.administer() as admin:
-                await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+                await admin.call(ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="off", archive="off")))
             last = steward.space.position
             await eventually(lambda: steward.table.floor >= last, what="retention removes them")
             async with both.acme.administer() as admin:
-                await admin.call("admin", "space_set", keep_age=3600)
+                await admin.call(ChangeSpaceRequest(keep_age=3600))
             assert await came(both.acme) == []
-            await ask(both.acme.home.link_socket, "rebuild", link=LINK)
+            await call_worker(both.acme, RebuildLinkRequest(link=LINK))
             await said(both.main, "ada", "three")
             await until_came(both.acme, ["three"])
 
             async def is_recorded() -> bool:
-                counts = (await status(both.acme, whole=True))["ledger"]["counts"]
+                counts = (await stored(both.acme)).counts
                 return bool(counts.get("admitted", 0) >= 2)
 
             await eventually(is_recorded, what="the ledger has them")
@@ -98,12 +108,12 @@ async def test_what_the_own_log_removed_by_age_does_not_come_again_when_all_is_r
 async def test_a_linked_space_cannot_fill_the_log_here_and_what_it_said_comes_later(both: LinkedSpaces) -> None:
     texts = [f"{number} {'flood ' * 100}" for number in range(80)]
     async with both.acme.administer() as admin:
-        await admin.call("admin", "space_set", keep_bytes=80_000)
+        await admin.call(ChangeSpaceRequest(keep_bytes=80_000))
     async with worker(both.acme):
 
         async def has_spent_its_share() -> bool:
-            live = (await status(both.acme))["live"]
-            return bool(live and live["share"] and live["spent"] >= live["share"])
+            live = (await status(both.acme)).live
+            return bool(live and live.share and live.spent >= live.share)
 
         # The share is checked once per page, and one page could hold the whole flood.
         await said(both.main, "ada", *texts[:40])
@@ -111,18 +121,19 @@ async def test_a_linked_space_cannot_fill_the_log_here_and_what_it_said_comes_la
         await said(both.main, "ada", *texts[40:])
 
         async def is_stopped() -> bool:
-            return "its part of this space's log" in (await status(both.acme))["live"]["words"]
+            return "its part of this space's log" in (await running_status(both.acme)).words
 
         await eventually(is_stopped, what="it is stopped")
         facts = await status(both.acme)
-        assert facts["live"]["share"] == 20_000
-        assert facts["live"]["spent"] >= 19_000
+        assert facts.live is not None
+        assert facts.live.share == 20_000
+        assert facts.live.spent >= 19_000
         assert "more comes as time passes" in dict(link_words.rows(facts, 0.0))["let in within a day"]  # type: ignore[operator]
         found = await came(both.acme)
         assert 0 < len(found) < 80
         assert found == texts[: len(found)], "nothing is dropped between"
         async with both.acme.administer() as admin:
-            await admin.call("admin", "space_set", keep_bytes=64 * 1024 * 1024)
+            await admin.call(ChangeSpaceRequest(keep_bytes=64 * 1024 * 1024))
         await until_came(both.acme, texts)
 
 
@@ -166,14 +177,14 @@ async def test_a_ledger_that_is_damaged_is_told_and_a_new_one_is_filled_from_the
     assert store.with_name("links.db.aside").read_bytes() == whole
     async with worker(both.acme):
         await eventually(lambda: is_handled(both.acme), within=30)
-        answer = await ask(both.acme.home.link_socket, "verify", link=LINK)
-        assert (answer["equal"], answer["lost"]) == (True, 0)
+        answer = await call_worker(both.acme, VerifyLinkRequest(link=LINK))
+        assert (answer.equal, answer.lost) == (True, 0)
     assert await came(both.acme) == texts, "nothing came twice"
 
 
 async def is_handled(space: RealSpace) -> bool:
-    live = (await status(space))["live"]
-    return bool(live and live["status"] == "live")
+    live = (await status(space)).live
+    return bool(live and live.status == "live")
 
 
 async def test_a_worker_that_runs_leaves_its_ledger_to_the_command(both: LinkedSpaces) -> None:
@@ -251,8 +262,8 @@ async def test_a_ledger_that_is_changed_under_a_worker_is_used_no_more_and_nothi
     async with worker(both.acme):
         await eventually(lambda: is_handled(both.acme), within=30)
         await until_came(both.acme, [*early, *late, "said to a damaged ledger"])
-        answer = await ask(both.acme.home.link_socket, "verify", link=LINK)
-        assert (answer["equal"], answer["lost"]) == (True, 0)
+        answer = await call_worker(both.acme, VerifyLinkRequest(link=LINK))
+        assert (answer.equal, answer.lost) == (True, 0)
 
 
 async def test_an_older_copy_of_the_ledger_that_is_put_back_while_nobody_carries_costs_nothing(
@@ -271,8 +282,8 @@ async def test_an_older_copy_of_the_ledger_that_is_put_back_while_nobody_carries
         await said(both.main, "ada", "five")
         await until_came(both.acme, ["one", "two", "three", "four", "five"])
         await until_recorded(both.acme, {"admitted": 5})
-        answer = await ask(both.acme.home.link_socket, "verify", link=LINK)
-        assert (answer["equal"], answer["lost"]) == (True, 0)
+        answer = await call_worker(both.acme, VerifyLinkRequest(link=LINK))
+        assert (answer.equal, answer.lost) == (True, 0)
 
 
 async def test_status_shows_the_rest_of_a_space_whose_ledger_of_links_is_damaged(
@@ -281,12 +292,10 @@ async def test_status_shows_the_rest_of_a_space_whose_ledger_of_links_is_damaged
     await said(both.main, "ada", "one")
     at = ("--space", "acme", "--home", str(both.acme.home.home))
 
-    async def refusing(request: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        if request["do"] == "status":
-            raise StoreBroken(f"links.db is damaged: it was left as it is. {ANEW}")
-        yield {}
+    async def refuse(_request: ListLinksRequest) -> ListLinksAnswer:
+        raise StoreBroken(f"links.db is damaged: it was left as it is. {ANEW}")
 
-    server = LocalServer(both.acme.home.link_socket, refusing)
+    server = LocalServer(both.acme.home.link_socket, "link worker", {"link list": refuse})
     await server.start()
     try:
         code = await asyncio.to_thread(main, ["status", "--json", *at])

@@ -11,21 +11,39 @@ from typing import Any
 import pytest
 
 import tidings
-from carried_links import LinkedSpaces, agree, linked_spaces, status, worker, worker_process
+from carried_links import (
+    LinkedSpaces,
+    agree,
+    call_worker,
+    directory_status,
+    linked_spaces,
+    worker,
+    worker_process,
+)
 from coding_agents import hosted
 from linked_spaces import ELSEWHERE, LINK, linked, peer_of, unlinked, worker_of
 from tidings.admin.link_peers import LinkPeers
 from tidings.client.connect import connect_directly
+from tidings.contract.link_worker import PauseLinkRequest, ResumeLinkRequest
+from tidings.contract.links import (
+    DirectoryRow,
+    ImportDirectoryRequest,
+    ImportMailRequest,
+    LinkMailRequest,
+    LinkReceiptsRequest,
+    MailOffer,
+)
 from tidings.errors import ConflictError, DeniedError, PeerUnheard, UnknownPeer
 from tidings.links import mail_sync, running_link
-from tidings.links.local_socket import ask
 from tidings.nats.jetstream import JetStream, StoredRecord
 from tidings.steward import link_mail, linked_people, mail
 from tidings.wire import message as wire_message
+from tidings.wire.link_exchange import ToldReceipt
 from tidings.wire.links import MailOrigin, mail_origin_field
 from tidings.wire.message import Sender, compose, new_id
 from tidings.wire.seal import seal_message
 from tidings.wire.signing import SIGNATURE_HEADER, KeyPair, sign
+from tidings.wire.states import ReceiptStage
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace
 from tidings_testing.waiting import eventually
 
@@ -106,8 +124,8 @@ async def test_before_anything_was_written_rounds_about_mail_are_in_order(both: 
         await knows(ada, "bob@acme")
 
         async def in_order() -> bool:
-            found = [(await status(each))["people"] for each in (both.main, both.acme)]
-            return all(each["known"] == 1 and each["words"] == "" for each in found)
+            found = [await directory_status(each) for each in (both.main, both.acme)]
+            return all(each.known == 1 and each.words == "" for each in found)
 
         await eventually(in_order, within=20, what="no round fails")
 
@@ -171,8 +189,8 @@ async def test_nothing_passes_over_a_link_that_was_ended_and_what_came_before_st
             await ada.dm("bob@acme", "before")
 
             async def came() -> bool:
-                mail = (await status(both.acme))["people"]["mail"]
-                return bool(mail and mail["came"] == 1)
+                mail = (await directory_status(both.acme)).mail
+                return bool(mail and mail.came == 1)
 
             await eventually(came, within=20)
         late = await ada.dm("bob@acme", "after")
@@ -197,11 +215,11 @@ async def test_without_both_switches_no_mail_passes(tmp_path: Path) -> None:
                 await ada.dm("bob@acme", "psst")
         creds = LinkPeers.below(both.main.home).creds(LINK).read_text()
         async with peer_of(both.acme, creds) as peer, worker_of(both.acme) as own:
-            for call in (peer.control.call("link", "mail"), peer.control.call("link", "told", receipts=[])):
+            for call in (peer.control.call(LinkMailRequest()), peer.control.call(LinkReceiptsRequest(receipts=()))):
                 with pytest.raises(DeniedError, match="passes no direct messages"):
                     await call
             with pytest.raises(DeniedError, match="passes no direct messages"):
-                await own.call("admission", "mail", link=LINK, mail=[])
+                await own.call(ImportMailRequest(LINK, mail=()))
 
 
 async def test_mail_that_has_no_room_waits_in_its_own_space_and_comes_when_there_is(
@@ -216,8 +234,8 @@ async def test_mail_that_has_no_room_waits_in_its_own_space_and_comes_when_there
         async with worker(both.acme):
 
             async def waits() -> bool:
-                mail = (await status(both.acme))["people"]["mail"]
-                return mail["came"] == 1 and "as many messages of this link lie here" in mail["waits"]
+                mail = (await directory_status(both.acme)).mail
+                return mail is not None and mail.came == 1 and "as many messages of this link lie here" in mail.waits
 
             await eventually(waits, within=20)
             monkeypatch.setattr(link_mail, "MOST_WAITING", 5_000)
@@ -308,7 +326,7 @@ async def test_mail_is_not_passed_over_by_a_steward_that_does_not_know_yet_who_i
         async with worker(both.acme):
 
             async def told() -> bool:
-                return "is not known yet" in (await status(both.acme))["people"]["words"]
+                return "is not known yet" in (await directory_status(both.acme)).words
 
             await eventually(told, within=20)
             async with worker(both.main):
@@ -324,8 +342,8 @@ async def test_what_a_space_lost_by_being_set_back_is_fetched_again_from_where_i
             await ada.dm("bob@acme", "lost and found")
 
             async def came() -> bool:
-                mail = (await status(both.acme))["people"]["mail"]
-                return bool(mail and mail["came"] == 1)
+                mail = (await directory_status(both.acme)).mail
+                return bool(mail and mail.came == 1)
 
             await eventually(came, within=20)
         async with both.acme.core() as js:
@@ -387,18 +405,18 @@ async def test_receipts_are_not_refused_by_a_steward_that_does_not_know_yet_who_
         async with worker(both.acme):
 
             async def told() -> bool:
-                return "is not known yet" in (await status(both.acme))["people"]["words"]
+                return "is not known yet" in (await directory_status(both.acme)).words
 
             await eventually(told, within=20)
             creds = LinkPeers.below(both.acme.home).creds(LINK).read_text()
-            row = {"sender": ada.id, "id": sent.id, "to": bob.id, "stage": "read", "seq": sent.seq}
+            row = ToldReceipt(ada.id, sent.id, bob.id, ReceiptStage.READ, sent.seq)
             async with peer_of(both.main, creds) as peer:
                 with pytest.raises(ConflictError, match="is not known yet"):
-                    await peer.control.call("link", "told", receipts=[row])
+                    await peer.control.call(LinkReceiptsRequest((row,)))
                 async with worker_of(both.main) as own:  # withdraws them, as for a link that is paused
-                    await own.call("admission", "people", link=LINK, version="0", people=[])
+                    await own.call(ImportDirectoryRequest(LINK, version="0", people=()))
                 with pytest.raises(ConflictError, match="nobody at the end of link abcdefghijkl is known now"):
-                    await peer.control.call("link", "told", receipts=[row])
+                    await peer.control.call(LinkReceiptsRequest((row,)))
             async with worker(both.main):
                 assert (await ada.receipt(sent, "read", timeout=20)).stage == "read"
 
@@ -413,18 +431,18 @@ async def test_neither_a_link_nor_an_agent_of_it_takes_the_room_of_another(
         await ada.dm("bob@acme", "nobody reads it")
 
         async def came() -> bool:
-            mail = (await status(both.acme))["people"]["mail"]
-            return bool(mail and mail["came"] == 1)
+            mail = (await directory_status(both.acme)).mail
+            return bool(mail and mail.came == 1)
 
         await eventually(came, within=20)
     await linked(both.acme, other, origin=ELSEWHERE, roster="on", direct="on")
     async with worker_of(both.acme) as own:
 
         async def offer(link: str, *senders: str, size: int = 100) -> list[str]:
-            rows = [{"sender": each, "id": new_id(), "to": bob, "size": size} for each in senders]
-            return list((await own.call("admission", "mail", link=link, mail=rows))["verdicts"])
+            rows = tuple(MailOffer(each, new_id(), bob, size) for each in senders)
+            return list((await own.call(ImportMailRequest(link, rows))).verdicts)
 
-        await own.call("admission", "people", link=other, version="1", people=[{"id": eve, "name": "eve"}])
+        await own.call(ImportDirectoryRequest(other, version="1", people=(DirectoryRow(id=eve, name="eve"),)))
         assert await offer(LINK, ada.id) == await offer(other, eve) == ["take"]
         known, unknown = await offer(LINK, ada.id, stranger)
         assert (known, unknown[:35]) == ("take", "wait: its space has not stated that")
@@ -437,8 +455,8 @@ async def test_neither_a_link_nor_an_agent_of_it_takes_the_room_of_another(
         monkeypatch.setattr(link_mail, "MOST_FILLED", 0.5)
 
         ian = KeyPair.generate().id
-        rows = [{"id": ada.id, "name": "ada"}, {"id": ian, "name": "ian"}]
-        await own.call("admission", "people", link=LINK, version="2", people=rows)
+        rows = (DirectoryRow(ada.id, "ada"), DirectoryRow(ian, "ian"))
+        await own.call(ImportDirectoryRequest(LINK, version="2", people=rows))
         monkeypatch.setattr(link_mail, "MOST_WAITING", 10)  # one of each agent
         mine, his, again = await offer(LINK, ada.id, ian, ian)
         assert (mine[:22], his, again[:22]) == ("wait: as many messages", "take", "wait: as many messages")
@@ -466,22 +484,22 @@ async def test_for_a_page_of_mail_little_more_is_read_than_fits_however_many_hav
         return await looking(mail, *where)
 
     async with connect(both.main, "ada") as ada, worker_of(both.main) as own:
-        rows = [{"id": each, "name": f"n{number}"} for number, each in enumerate(keys)]
-        await own.call("admission", "people", link=LINK, version="1", people=rows)
+        rows = tuple(DirectoryRow(each, f"n{number}") for number, each in enumerate(keys))
+        await own.call(ImportDirectoryRequest(LINK, version="1", people=rows))
         sent = [await ada.dm(key, f"number {n}") for n in range(5) for key in keys]
         monkeypatch.setattr(JetStream, "read", counted)
         monkeypatch.setattr(link_mail.LinkMail, "_waiting", waiting)
         creds, found, more = LinkPeers.below(both.acme.home).creds(LINK).read_text(), [], True
-        asked: dict[str, Any] = {}
+        request = LinkMailRequest()
         async with peer_of(both.main, creds) as peer:
             while more:
                 read[0] = 0
-                said = await peer.control.call("link", "mail", **asked)
-                assert len(said["mail"]) <= 4
+                said = await peer.control.call(request)
+                assert len(said.mail) <= 4
                 # one more than fits of the first mailbox; of each further one what lies before the fifth of the others
                 assert read[0] <= 5 + sum(-(-5 // before) + 1 for before in range(1, len(keys)))
-                found += [each["seq"] for each in said["mail"]]
-                asked, more = {"epoch": said["epoch"], "people": "1", "after": said["through"]}, said["more"]
+                found += [each.seq for each in said.mail]
+                request, more = LinkMailRequest(epoch=said.epoch, people="1", after=said.through), said.more
         assert found == [each.seq for each in sent]
 
 
@@ -493,25 +511,26 @@ async def test_a_linked_space_that_states_an_agent_of_another_one_gets_nothing_o
 ) -> None:
     made = await linked(both.main, MALLORY, origin=ELSEWHERE, space="mallory", roster="on", direct="on")
     async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob, worker_of(both.main) as own:
-        stolen, nobody = {"id": bob.id, "name": "x", "roles": []}, KeyPair.generate().id
+        nobody = KeyPair.generate().id
 
         async def hand_over(link: str, name: str, version: str, *gone: str) -> list[str]:
-            own_agent = [{"id": nobody, "name": "mal", "roles": []}] if link == MALLORY else []
-            rows = own_agent if gone else [{**stolen, "name": name}, *own_agent]
-            told = await own.call("admission", "people", link=link, version=version, people=rows, gone=list(gone))
-            assert told["version"] == version
-            return list(told["refused"])
+            own_agent = (DirectoryRow(nobody, "mal"),) if link == MALLORY else ()
+            rows = own_agent if gone else (DirectoryRow(bob.id, name), *own_agent)
+            told = await own.call(ImportDirectoryRequest(link, version=version, people=rows, gone=gone))
+            assert told.version == version
+            return list(told.refused)
 
         assert await hand_over(LINK, "bob", "v1") == []
         assert await hand_over(MALLORY, "x", "v1") == [bob.id]
         await ada.dm("bob@acme", "not for mallory")
         async with peer_of(both.main, made.creds) as mallory:
             for version in ("v2", "v3"):
-                assert (await mallory.control.call("link", "mail"))["mail"] == []
-                receipt = {"sender": ada.id, "id": "", "to": bob.id, "stage": "read", "seq": 1, "why": ""}
+                assert (await mallory.control.call(LinkMailRequest())).mail == ()
                 [lying] = await _lying(both.main)
-                told = await mallory.control.call("link", "told", receipts=[{**receipt, "id": lying}])
-                assert told["refused"] == [0]
+                told = await mallory.control.call(
+                    LinkReceiptsRequest((ToldReceipt(ada.id, lying, bob.id, ReceiptStage.READ, 1),))
+                )
+                assert told.refused == (0,)
                 await hand_over(MALLORY, "x", version, bob.id)
         assert [each.name for each in await ada.who() if each.id == bob.id] == ["bob@acme"]
         async with worker(both.acme):
@@ -545,10 +564,10 @@ async def test_what_was_written_to_a_linked_space_waits_while_the_link_is_paused
         async with worker(both.main):
             await knows(ada, "bob@acme")
             sent = await ada.dm("bob@acme", "it waits")
-            await ask(both.main.home.link_socket, "pause", link=LINK, within=10)
+            await call_worker(both.main, PauseLinkRequest(link=LINK))
             await eventually(unknown, within=20)
             await looked(2)
-            await ask(both.main.home.link_socket, "resume", link=LINK, within=10)
+            await call_worker(both.main, ResumeLinkRequest(link=LINK))
             await knows(ada, "bob@acme")
             await unlinked(both.acme)
             await eventually(unknown, within=20)
@@ -611,10 +630,10 @@ async def test_agents_of_a_space_that_switched_direct_messages_off_are_refused_a
             return False
 
         await eventually(refused_there, within=20, what="the host refuses it, too")
-        assert (await status(both.main))["people"]["mail"][
-            "waits"
-        ] == "the other space lets no direct messages pass now"
-        assert (await status(both.main))["people"]["words"] == ""
+        found = await directory_status(both.main)
+        assert found.words == ""
+        assert found.mail is not None
+        assert found.mail.waits == "the other space lets no direct messages pass now"
         if end == "expired":
             assert sent.id in await _lying(both.main)
             await both.main.stop_steward()
@@ -660,7 +679,7 @@ async def test_who_was_known_is_not_nobody_after_a_start_or_in_a_pause_and_the_h
         assert (await at_host.dm("bob@acme", "two", timeout=20)).stage == "confirmed"
         async with worker(both.main):
             await knows(ada, "bob@acme")
-            await ask(both.main.home.link_socket, "pause", link=LINK, within=10)
+            await call_worker(both.main, PauseLinkRequest(link=LINK))
             await eventually(lambda: unheard("the link with acme is paused"), within=20)
             assert (await at_host.dm("bob@acme", "three", timeout=20)).stage == "confirmed"
 
@@ -672,7 +691,7 @@ async def test_who_was_known_is_not_nobody_after_a_start_or_in_a_pause_and_the_h
                 return False
 
             await eventually(unheard_at_the_host, within=20)
-            await ask(both.main.home.link_socket, "resume", link=LINK, within=10)
+            await call_worker(both.main, ResumeLinkRequest(link=LINK))
             async with worker(both.acme):
                 assert [(await heard(bob)).text for _ in range(3)] == ["one", "two", "three"]
             await unlinked(both.main)

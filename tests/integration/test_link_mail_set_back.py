@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tidings
-from carried_links import LinkedSpaces, linked_spaces, status, worker
+from carried_links import LinkedSpaces, directory_status, linked_spaces, worker
 from tidings.client.connect import connect_directly
 from tidings.links import mail_sync, running_link
 from tidings.nats.aio import Connection
@@ -72,8 +72,8 @@ async def knows(agent: tidings.Endpoint, name: str) -> str:
 
 async def came(space: RealSpace, number: int) -> None:
     async def so() -> bool:
-        mail = (await status(space))["people"]["mail"]
-        return bool(mail and mail["came"] == number)
+        mail = (await directory_status(space)).mail
+        return bool(mail and mail.came == number)
 
     await eventually(so, within=20, what=f"{number} messages came")
 

@@ -11,12 +11,23 @@ import pytest
 
 from linked_spaces import ELSEWHERE, LINK, is_signed, linked, peer_of, say, text_of, texts, unlinked, worker_of
 from tidings.admin.linking import Linker
+from tidings.contract.admin import ChangeSpaceRequest, EndLinkRequest, PartsChange
+from tidings.contract.core import Request
+from tidings.contract.links import (
+    ImportLinksRequest,
+    LinkDigestRequest,
+    LinkFetchRequest,
+    LinkHelloRequest,
+    LinkPageRequest,
+    PeerProgress,
+)
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, UnreachableError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.steward import link_floors, link_handlers
 from tidings.wire.links import GapKind, LinkPage, Token
 from tidings.wire.message import MAX_PAYLOAD
 from tidings.wire.signing import KeyPair
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually
 
@@ -48,13 +59,13 @@ async def test_hello_says_what_the_space_is_and_what_it_shares(space: RealSpace)
     until = int(time.time()) + 3600
     made = await linked(space, shares=["general"], until=until, hops=2, roster="on")
     async with peer_of(space, made.creds) as peer:
-        said = await peer.control.call("link", "hello")
-    assert (said["space"], said["name"], said["steward"]) == (space.info.id, "main", space.info.steward_key)
-    assert (said["link"], said["shares"], said["until"], said["hops"]) == (LINK, ["general"], until, 2)
-    assert (said["direct"], said["roster"]) == ("off", "on")
-    assert said["jwt"] == made.row.token
-    assert said["epoch"] == serving(space).marks.file.epoch
-    assert said["head"] >= made.row.seq
+        said = await peer.control.call(LinkHelloRequest())
+    assert (said.space, said.name, said.steward) == (space.info.id, "main", space.info.steward_key)
+    assert (said.link, said.shares, said.until, said.hops) == (LINK, ("general",), until, 2)
+    assert (said.direct, said.roster) == ("off", "on")
+    assert said.jwt == made.row.token
+    assert said.epoch == serving(space).marks.file.epoch
+    assert said.head >= made.row.seq
 
 
 async def test_what_waits_for_a_linked_space_is_found_behind_much_that_is_not_shared(
@@ -68,13 +79,15 @@ async def test_what_waits_for_a_linked_space_is_found_behind_much_that_is_not_sh
         for number in range(27):
             await ada.post("general", b"no message %d" % number)
 
-        async def push() -> dict[str, Any]:
-            return dict((await worker.call("admission", "links"))["links"][0]["push"])
+        async def push() -> PeerProgress:
+            progress = (await worker.call(ImportLinksRequest())).links[0].push
+            assert progress is not None
+            return progress
 
         await say(ada, "general", "hello")
         asked = [await push() for _ in range(4)]
-    assert [each["waiting_since"] is not None for each in asked] == [False, False, True, True]
-    assert asked[-1]["lag_records"] >= 28
+    assert [each.waiting_since is not None for each in asked] == [False, False, True, True]
+    assert asked[-1].lag_records >= 28
 
 
 async def test_pages_are_bounded_and_go_on_where_they_ended(space: RealSpace) -> None:
@@ -138,13 +151,13 @@ async def test_single_records_are_fetched_if_they_are_shared_and_there(space: Re
         hidden = await say(ada, "secret", "x")
         await js.api(f"STREAM.MSG.DELETE.{space.subjects.log_stream}", {"seq": seqs[1]})
         wanted = [*seqs, *hidden, 1, 10_000_000]
-        said = await peer.control.call("link", "fetch", seqs=wanted)
-        assert [row["seq"] for row in said["records"]] == [seqs[0], seqs[2]]
-        assert sorted(said["missing"]) == sorted([seqs[1], *hidden, 1, 10_000_000])
+        said = await peer.control.call(LinkFetchRequest(tuple(wanted)))
+        assert [row.seq for row in said.records] == [seqs[0], seqs[2]]
+        assert sorted(said.missing) == sorted([seqs[1], *hidden, 1, 10_000_000])
         with pytest.raises(UsageError, match="link fetch: `seqs`: expected array of length <= 256"):
-            await peer.control.call("link", "fetch", seqs=list(range(1, 400)))
+            await peer.control.call(LinkFetchRequest(tuple(range(1, 400))))
         with pytest.raises(UsageError, match=r"link fetch: `seqs\[0\]`: expected int, got str"):
-            await peer.control.call("link", "fetch", seqs=["1"])
+            await raw_call(peer.control, "link", "fetch", seqs=["1"])
 
 
 # --- an authority that ends ---
@@ -174,11 +187,11 @@ async def test_a_link_that_is_off_is_denied_in_words_whoever_is_still_connected(
     async with peer_of(space, made.creds) as peer:
         await peer.page()
         async with space.administer() as admin:
-            await admin.call("admin", "link_end", link=LINK)
-        asked: dict[str, dict[str, Any]] = {"hello": {}, "page": {}, "fetch": {}, "digest": {"through": 1}}
-        for do, arguments in asked.items():
+            await admin.call(EndLinkRequest(LINK))
+        asked: list[Request[Any]] = [LinkHelloRequest(), LinkPageRequest(), LinkFetchRequest(), LinkDigestRequest(1)]
+        for request in asked:
             with pytest.raises(DeniedError, match="was ended by the owner of space main"):
-                await peer.control.call("link", do, **arguments)
+                await peer.control.call(request)
 
 
 async def test_a_link_past_its_end_is_denied_in_words(space: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +223,8 @@ async def test_what_is_no_longer_shared_is_not_in_the_next_page(space: RealSpace
         first = await peer.page(limit=2)
         await linked(space, shares=["general"], make_peer=False)
         assert texts([first, await peer.page(first.through)]) == ["a", "b"]
-        said = await peer.control.call("link", "fetch", seqs=seqs)
-        assert (said["records"], said["missing"]) == ([], seqs)
+        said = await peer.control.call(LinkFetchRequest(tuple(seqs)))
+        assert (said.records, said.missing) == ((), tuple(seqs))
 
 
 @pytest.mark.parametrize("do", ["page", "fetch", "digest"])
@@ -224,29 +237,29 @@ async def test_what_is_narrowed_or_ended_while_the_log_is_read_is_not_shown(
         seqs = await say(ada, "general", "a") + await say(ada, "team", "b")
         handlers, control = serving(space).linked, peer.control
         control.timeout = 20.0
-        asked: dict[str, Any] = {
-            "page": {"space": space.info.id},
-            "fetch": {"seqs": seqs},
-            "digest": {"through": seqs[1]},
+        asked: dict[str, Request[Any]] = {
+            "page": LinkPageRequest(space=space.info.id),
+            "fetch": LinkFetchRequest(tuple(seqs)),
+            "digest": LinkDigestRequest(seqs[1]),
         }
 
         async def narrowed() -> None:
             await linked(space, shares=["general"], make_peer=False)
 
         monkeypatch.setattr(handlers, "_settled", narrowed)
-        said = await control.call("link", do, **asked[do])
+        said = await control.call(asked[do])
         if do == "digest":
-            assert list(said["channels"]) == ["general"]
+            assert list(said.channels) == ["general"]
         else:
-            assert [row["seq"] for row in said["records"]] == seqs[:1]
+            assert [row.seq for row in said.records] == seqs[:1]
 
         async def ended() -> None:
             async with space.administer() as admin:
-                await admin.call("admin", "link_end", link=LINK)
+                await admin.call(EndLinkRequest(LINK))
 
         monkeypatch.setattr(handlers, "_settled", ended)
         with pytest.raises(DeniedError, match="was ended by the owner"):
-            await control.call("link", do, **asked[do])
+            await control.call(asked[do])
 
 
 async def test_one_page_of_a_link_is_under_way_at_a_time(space: RealSpace) -> None:
@@ -310,7 +323,7 @@ async def test_what_retention_removed_after_the_token_is_too_old(space: RealSpac
         await say(ada, "general", *"defgh")
     steward.retention.link_age = 0  # it holds nothing for longer
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", parts={"deliver": "off", "archive": "off"}, keep_age=0)
+        await admin.call(ChangeSpaceRequest(parts=PartsChange(deliver="off", archive="off"), keep_age=0))
     await eventually(lambda: steward.table.floor > page.through.seq + 1, what="the floor passed the token")
     gap = await gap_of(space, made.creds, page.through)
     assert (gap.kind, gap.agreed) == (GapKind.TOO_OLD, page.through.seq)
@@ -325,7 +338,7 @@ async def test_a_link_holds_what_it_has_not_handled_and_no_longer_when_it_ends(s
     async with space.agent("ada") as ada:
         await say(ada, "general", *"defgh")
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", parts={"deliver": "off", "archive": "off"}, keep_age=0)
+        await admin.call(ChangeSpaceRequest(parts=PartsChange(deliver="off", archive="off"), keep_age=0))
     await eventually(lambda: steward.retention.last is not None and steward.retention.last.held_by == f"link.{LINK}")
     async with peer_of(space, made.creds) as peer:
         assert texts(await peer.all_of(page.through)) == list("defgh"), "kept for it"
@@ -366,7 +379,7 @@ async def test_a_link_that_holds_too_much_is_passed_over(space: RealSpace) -> No
     async with space.agent("ada") as ada:
         await say(ada, "general", *"defgh")
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", parts={"deliver": "off", "archive": "off"}, keep_age=0)
+        await admin.call(ChangeSpaceRequest(parts=PartsChange(deliver="off", archive="off"), keep_age=0))
     await eventually(lambda: steward.table.floor > page.through.seq + 1, what="the floor passed the token")
 
 

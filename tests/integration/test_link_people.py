@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 import tidings
-from carried_links import LinkedSpaces, linked_spaces, status, worker
+from carried_links import LinkedSpaces, call_worker, directory_status, linked_spaces, worker
 from linked_spaces import LINK, peer_of, unlinked
 from tidings.admin.link_peers import LinkPeers
 from tidings.cli.main import main
 from tidings.client.connect import connect_directly
+from tidings.contract.admin import RotateKeyRequest
+from tidings.contract.link_worker import PauseLinkRequest, ResumeLinkRequest
 from tidings.contract.links import LinkRosterRequest
 from tidings.errors import DeniedError, UnknownPeer
 from tidings.links import running_link
-from tidings.links.local_socket import ask
 from tidings.steward import linked_people
 from tidings.util.private_files import write_private
 from tidings.wire.link_exchange import MOST_ROLES, Statement, read_statement
@@ -106,7 +107,7 @@ async def test_who_comes_goes_and_changes_its_key_there_does_so_here(both: Linke
             return (await names(ada)).get("bob@acme") not in (None, before)
 
         await eventually(changed, within=20)
-        assert (await status(both.main))["people"]["changed"] == []
+        assert (await directory_status(both.main)).changed == ()
 
 
 async def test_a_name_that_gets_another_key_without_a_word_is_refused_until_the_operator_trusts_it(
@@ -120,7 +121,7 @@ async def test_a_name_that_gets_another_key_without_a_word_is_refused_until_the_
         await both.acme.add("bob")
 
         async def told() -> Any:
-            return (await status(both.main))["people"]["changed"]
+            return (await directory_status(both.main)).changed
 
         [[name, key]] = await eventually(told, within=20)
         assert name == "bob"
@@ -147,10 +148,10 @@ async def test_a_new_key_of_the_peers_steward_is_followed_and_the_link_goes_on(b
         following = KeyPair.generate()
         write_private(both.acme.home.creds / "steward.key.next", following.seed + "\n")
         async with both.acme.administer() as admin:
-            await admin.call("admin", "rotate_key")
+            await admin.call(RotateKeyRequest())
         await both.acme.add("eve")
         await knows(ada, "eve@acme")
-        assert (await status(both.main))["people"]["words"] == ""
+        assert (await directory_status(both.main)).words == ""
 
 
 async def test_who_is_there_is_known_again_after_either_side_started_anew_while_the_other_space_is_away(
@@ -172,9 +173,9 @@ async def test_who_is_there_is_forgotten_when_the_link_is_paused_ended_or_shares
 ) -> None:
     async with worker(both.main), connect(both.main, "ada") as ada:
         await knows(ada, "bob@acme")
-        await ask(both.main.home.link_socket, "pause", link=LINK, within=10)
+        await call_worker(both.main, PauseLinkRequest(link=LINK))
         await forgets(ada, "bob@acme")
-        await ask(both.main.home.link_socket, "resume", link=LINK, within=10)
+        await call_worker(both.main, ResumeLinkRequest(link=LINK))
         await knows(ada, "bob@acme")
         await both.agree(roster="off")
         await forgets(ada, "bob@acme")
@@ -216,4 +217,4 @@ async def test_a_statement_says_nothing_but_who_somebody_is_and_only_for_one_lin
     creds = LinkPeers.below(both.main.home).creds(LINK).read_text()
     async with peer_of(both.acme, creds) as peer:
         with pytest.raises(DeniedError, match="does not share who is in"):
-            await peer.control.call("link", "roster")
+            await peer.control.call(LinkRosterRequest())

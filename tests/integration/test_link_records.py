@@ -14,6 +14,7 @@ from tidings.admin.linking import Linker, terms_of
 from tidings.admin.rotation import recall_voided
 from tidings.cli.context import Context
 from tidings.cli.link_words import summarise_links
+from tidings.contract.admin import EndLinkRequest, SetLinkRequest
 from tidings.errors import AuthRevoked, ConflictError, DeniedError, InvalidName, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect
@@ -92,7 +93,7 @@ async def test_what_cannot_be_agreed_is_refused_and_leaves_nothing(
         fields: dict[str, Any] = {"origin": ELSEWHERE, "channels": {}, "shares": ["general"], **terms}
         peer = KeyPair.generate().id if fields.pop("make_peer", True) else None
         with pytest.raises(error, match=words):
-            await admin.call("admin", "link_set", link=LINK, peer=peer, **fields)
+            await admin.call(SetLinkRequest(link=LINK, peer=peer, **fields))
     assert in_force(space) is None
 
 
@@ -320,10 +321,9 @@ async def test_a_link_that_was_made_anew_survives_a_log_in_which_its_forerunner_
         before = admin.links.get("zzzzzzzzzzzz")
         assert before is not None
         # the log as the backup has it
-        await admin.call("admin", "link_end", op=new_id(), link="aaaaaaaaaaaa")
-        await admin.call(
-            "admin", "link_set", op=new_id(), link="zzzzzzzzzzzz", origin=ELSEWHERE, peer=before.peer, **before.terms
-        )
+        await admin.call(EndLinkRequest("aaaaaaaaaaaa"), op=new_id())
+        again = SetLinkRequest(link="zzzzzzzzzzzz", origin=ELSEWHERE, peer=before.peer, **before.terms)
+        await admin.call(again, op=new_id())
         done = await Linker(admin).reconcile()
     assert [words.split(":")[0] for words in done] == [
         "wrote the end of link zzzzzzzzzzzz again",
@@ -340,10 +340,10 @@ async def test_a_link_that_cannot_be_as_it_was_keeps_nothing_else_from_starting(
     await linked(space, "bbbbbbbbbbbb", origin=another())
     async with space.administer() as admin:
         for link in ("aaaaaaaaaaaa", "bbbbbbbbbbbb"):
-            await admin.call("admin", "link_end", op=new_id(), link=link)
+            await admin.call(EndLinkRequest(link), op=new_id())
         # the log has another one under its name, of which the ledger knows nothing
         await admin.call(
-            "admin", "link_set", op=new_id(), link="cccccccccccc", origin=another(), space="acme", channels={"a": "b"}
+            SetLinkRequest(link="cccccccccccc", origin=another(), space="acme", channels={"a": "b"}), op=new_id()
         )
         done = await Linker(admin).reconcile()
         assert await Linker(admin).reconcile() == done[:1], "it is tried again at each start, and said"

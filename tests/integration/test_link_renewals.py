@@ -23,6 +23,8 @@ from tidings.admin.link_registry import LinkLedger
 from tidings.admin.linking import Linker, terms_of
 from tidings.cli.context import Context
 from tidings.cli.link_words import summarise_links
+from tidings.contract.link_worker import ListLinksRequest
+from tidings.contract.links import LinkHelloRequest
 from tidings.errors import AuthRevoked, DeniedError, TidingsError, UsageError
 from tidings.nats import jwt
 from tidings.wire.invitations import InvitationLine, parse_invitation
@@ -111,7 +113,7 @@ async def problems(space: RealSpace) -> list[str]:
 async def each_reaches_the_other(two: Two, link: str) -> None:
     for here, there in ((two.main, two.lab), (two.lab, two.main)):
         async with peer_of(there, creds(here, link)) as client:
-            assert (await client.control.call("link", "hello"))["link"] == link
+            assert (await client.control.call(LinkHelloRequest())).link == link
 
 
 def alarms(space: RealSpace) -> list[str]:
@@ -181,13 +183,14 @@ async def test_old_keys_are_void_what_was_handled_stays_and_nothing_comes_twice(
         assert jwt.split_credentials(creds(here, link))[1].id != jwt.split_credentials(before[here])[1].id
         with pytest.raises(TidingsError) as refused:
             async with peer_of(there, before[here]) as client:
-                await client.control.call("link", "hello")
+                await client.control.call(LinkHelloRequest())
         assert isinstance(refused.value, AuthRevoked | DeniedError)
     from tidings.links.operations import alone
 
     async with alone(two.lab.home) as operations:
-        (facts,) = (await operations.do("status", link=link, whole=True))["links"]
-    assert facts["ledger"]["counts"] == {"admitted": 2}, "it went on where it was, and read nothing again"
+        (found,) = (await operations.call(ListLinksRequest(link=link, complete=True))).links
+    assert found.store is not None
+    assert found.store.counts == {"admitted": 2}, "it went on where it was, and read nothing again"
     assert await came(two.lab) == ["one", "two"]
 
 

@@ -1,10 +1,11 @@
 """Workers of links between two real spaces: live, killed, cut off and back, paused, changed and removed."""
 
 import asyncio
-import base64
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,13 @@ from carried_links import (
     LinkedSpaces,
     WorkerProcess,
     agree,
+    call_worker,
     came,
     linked_spaces,
+    running_status,
     said,
     status,
+    stored,
     until_came,
     worker,
     worker_process,
@@ -25,14 +29,30 @@ from linked_spaces import LINK, linked, say, text_of, unlinked
 from tidings.admin.link_peers import LinkPeers
 from tidings.cli import link_words
 from tidings.cli.context import Context
-from tidings.cli.link import _status
+from tidings.cli.link import _links
 from tidings.client.connect import connect_directly
+from tidings.contract.core import Request
+from tidings.contract.link_worker import (
+    FollowLinkRequest,
+    ForgetLinkRequest,
+    LinkEvent,
+    LinkReported,
+    ListLinksRequest,
+    ListQuarantineRequest,
+    PauseLinkRequest,
+    PullAdvanced,
+    PushAdvanced,
+    RebuildLinkRequest,
+    ResumeLinkRequest,
+    ShowQuarantinedRequest,
+    VerifyLinkRequest,
+)
 from tidings.errors import StewardUnreachable, StoreBusy, UsageError, WorkerUnreachable
 from tidings.links import operations, replicator
-from tidings.links.events import LinkEvent, PullAdvanced
-from tidings.links.local_socket import ask, follow
 from tidings.links.operations import alone
 from tidings.links.source import PeerSource
+from tidings.links.worker import LinkWorker
+from tidings.rpc.local_socket import follow
 from tidings.wire import signing
 from tidings.wire.digests import DigestAnswer
 from tidings_testing.real_space import RealSpace
@@ -51,8 +71,8 @@ async def both(tmp_path: Path) -> AsyncIterator[LinkedSpaces]:
 
 async def until(space: RealSpace, wanted: str, link: str = LINK) -> None:
     async def look() -> bool:
-        live = (await status(space, link))["live"]
-        return live is not None and live["status"] == wanted
+        live = (await status(space, link)).live
+        return live is not None and live.status == wanted
 
     deadline = asyncio.get_running_loop().time() + 30
     while not await look():
@@ -77,8 +97,8 @@ async def test_what_is_said_in_either_space_is_heard_live_in_the_other_and_an_an
         await bob.send("general", "hello back", reply_to=heard.message.id)
         answer = await ada.next_message(20)
         assert (answer.text, answer.sender.name, answer.message.reply_to) == ("hello back", "bob@acme", sent.id)
-        facts = await status(both.acme)
-        assert (facts["live"]["status"], facts["live"]["connectivity"]) == ("live", "online")
+        live = await running_status(both.acme)
+        assert (live.status, live.connectivity) == ("live", "online")
     assert await came(both.main) == ["hello back"]
     assert await came(both.acme) == ["hello over there"]
 
@@ -89,18 +109,18 @@ async def test_a_space_that_is_300_records_behind_catches_up_in_order_and_says_h
     texts = [f"word {number}" for number in range(300)]
     await said(both.main, "ada", *texts)
     async with worker(both.acme):
-        events = follow(both.acme.home.link_socket, "follow", link=LINK)
+        events = follow(both.acme.home.link_socket, FollowLinkRequest(LINK))
         first = await anext(events)
-        assert first["event"] == "status"
+        assert isinstance(first, LinkReported)
+        assert first.live is not None
         await until_came(both.acme, texts)
-        seen = {first["event"]}
-        while "pull_advanced" not in seen and first["lag_records"]:
-            seen.add((await asyncio.wait_for(anext(events), 10))["event"])
+        seen = {first.name}
+        while "pull_advanced" not in seen and first.live.lag_records:
+            seen.add((await asyncio.wait_for(anext(events), 10)).name)
         await events.aclose()
         await until(both.acme, "live")
-        facts = await status(both.acme, whole=True)
-        assert facts["live"]["lag_records"] == 0
-        assert facts["ledger"]["counts"] == {"admitted": 300}
+        assert (await running_status(both.acme)).lag_records == 0
+        assert (await stored(both.acme)).counts == {"admitted": 300}
 
 
 @pytest.mark.parametrize("place", ["store.before_commit:kill:5", "store.after_commit:kill:5"])
@@ -116,8 +136,8 @@ async def test_a_worker_that_is_killed_around_a_commit_loses_nothing_and_doubles
     async with worker(both.acme):
         await until_came(both.acme, texts)
         await until(both.acme, "live")
-        answer = await ask(both.acme.home.link_socket, "verify", link=LINK)
-        assert (answer["equal"], answer["counts"]) == (True, {"admitted": 60})
+        answer = await call_worker(both.acme, VerifyLinkRequest(link=LINK))
+        assert (answer.equal, answer.counts) == (True, {"admitted": 60})
     assert await came(both.acme) == texts
 
 
@@ -168,13 +188,13 @@ async def test_a_peer_that_is_away_is_said_to_be_and_what_was_said_comes_when_it
         running._carried[LINK].direction.ask()
 
         async def is_offline() -> bool:
-            return bool((await status(both.acme))["live"]["connectivity"] == "offline")
+            return bool((await running_status(both.acme)).connectivity == "offline")
 
         deadline = asyncio.get_running_loop().time() + 20
         while not await is_offline():
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.1)
-        assert (await status(both.acme))["live"]["words"]
+        assert (await running_status(both.acme)).words
         both.main.broker.start()
         await both.main.start_steward()
         await said(both.main, "ada", "back again")
@@ -184,19 +204,18 @@ async def test_a_peer_that_is_away_is_said_to_be_and_what_was_said_comes_when_it
 
 
 async def test_a_paused_link_takes_nothing_in_and_goes_on_where_it_was(both: LinkedSpaces) -> None:
-    socket = both.acme.home.link_socket
     async with worker(both.acme):
         await said(both.main, "ada", "one")
         await until_came(both.acme, ["one"])
-        assert (await ask(socket, "pause", link=LINK, reason="a look at it"))["was"] is None
+        assert (await call_worker(both.acme, PauseLinkRequest(link=LINK, reason="a look at it"))).paused_before is None
         await until(both.acme, "paused")
         await said(both.main, "ada", "two")
         await asyncio.sleep(0.5)
         assert await came(both.acme) == ["one"]
-        assert (await status(both.acme))["live"]["words"] == "a look at it"
+        assert (await running_status(both.acme)).words == "a look at it"
     async with worker(both.acme):  # it stays so
         await until(both.acme, "paused")
-        assert (await ask(socket, "resume", link=LINK))["was"] == "a look at it"
+        assert (await call_worker(both.acme, ResumeLinkRequest(link=LINK))).paused_before == "a look at it"
         await until_came(both.acme, ["one", "two"])
 
 
@@ -204,7 +223,7 @@ async def test_another_agreement_takes_effect_while_it_runs_and_a_pause_outlives
     async with worker(both.acme):
         await said(both.main, "ada", "one")
         await until_came(both.acme, ["one"])
-        await ask(both.acme.home.link_socket, "pause", link=LINK)
+        await call_worker(both.acme, PauseLinkRequest(link=LINK))
         await linked(
             both.acme,
             origin=both.main.info.id,
@@ -216,7 +235,7 @@ async def test_another_agreement_takes_effect_while_it_runs_and_a_pause_outlives
         await said(both.main, "ada", "two")
         await eventually_paused_under_the_new_one(both.acme)
         assert await came(both.acme) == ["one"]
-        await ask(both.acme.home.link_socket, "resume", link=LINK)
+        await call_worker(both.acme, ResumeLinkRequest(link=LINK))
         await until_came(both.acme, ["one", "two"])
 
 
@@ -224,7 +243,7 @@ async def eventually_paused_under_the_new_one(space: RealSpace) -> None:
     deadline = asyncio.get_running_loop().time() + 20
     while True:
         facts = await status(space)
-        if facts["ledger"] and facts["ledger"]["paused"] and facts["live"] and facts["ledger"]["handled"] is None:
+        if facts.store and facts.store.paused and facts.live and facts.store.handled is None:
             return
         assert asyncio.get_running_loop().time() < deadline, facts
         await asyncio.sleep(0.05)
@@ -266,7 +285,7 @@ async def test_a_peer_that_ends_the_link_is_said_to_and_takes_nothing_with_it(bo
         await unlinked(both.main)
         running._carried[LINK].direction.ask()
         await until(both.acme, "paused")
-        assert (await status(both.acme))["live"]["words"]
+        assert (await running_status(both.acme)).words
     assert await came(both.acme) == ["one"]
 
 
@@ -289,7 +308,7 @@ async def test_a_process_that_is_told_to_ends_in_order_and_leaves_no_socket(both
         assert await running.end() == 0
         assert await running.said() == {"stopped": True}
     assert not both.acme.home.link_socket.exists()
-    with pytest.raises(WorkerUnreachable, match="no worker of links runs"):
+    with pytest.raises(WorkerUnreachable, match="no link worker runs"):
         await status(both.acme)
 
 
@@ -306,30 +325,28 @@ async def test_a_link_whose_other_space_cannot_be_reached_yet_waits_and_says_so(
     peers.forget(LINK)
     async with worker(both.acme):
         facts = await status(both.acme)
-        assert facts["live"] is None
-        assert "is not known here" in facts["words"]
+        assert facts.live is None
+        assert "is not known here" in facts.words
         await said(both.main, "ada", "one")
         peers.put(access, creds)
         await until_came(both.acme, ["one"])
-        assert (await status(both.acme))["words"] == ""
+        assert (await status(both.acme)).words == ""
 
 
 async def test_rebuilt_a_link_reads_everything_again_and_nothing_comes_twice(both: LinkedSpaces) -> None:
-    socket = both.acme.home.link_socket
     async with worker(both.acme):
         await said(both.main, "ada", "one", "two", "three")
         await until_came(both.acme, ["one", "two", "three"])
         await until(both.acme, "live")
-        assert (await ask(socket, "rebuild", link=LINK))["handled"] > 0
+        assert (await call_worker(both.acme, RebuildLinkRequest(link=LINK))).handled > 0
         await until(both.acme, "live")
         await said(both.main, "ada", "four")
         await until_came(both.acme, ["one", "two", "three", "four"])
-        answer = await ask(socket, "verify", link=LINK)
-        assert (answer["equal"], sum(answer["counts"].values())) == (True, 4)
+        answer = await call_worker(both.acme, VerifyLinkRequest(link=LINK))
+        assert (answer.equal, sum(answer.counts.values())) == (True, 4)
 
 
 async def test_what_is_in_quarantine_outlives_a_rebuild_when_the_other_log_has_it_no_more(both: LinkedSpaces) -> None:
-    socket = both.acme.home.link_socket
     async with worker(both.acme):
         async with both.main.agent("ada") as ada:
             payload = text_of(ada, "not signed so")
@@ -339,33 +356,39 @@ async def test_what_is_in_quarantine_outlives_a_rebuild_when_the_other_log_has_i
         seq = int(json.loads(reply.data)["seq"])
 
         async def listed() -> list[int]:
-            found = await ask(socket, "quarantined", link=LINK, within=10)
-            return [each["seq"] for each in found["records"]]
+            found = await call_worker(both.acme, ListQuarantineRequest(link=LINK))
+            return [each.seq for each in found.records]
 
         await eventually(listed, within=20)
         async with both.main.core() as js:
             await js.api(f"STREAM.MSG.DELETE.{both.main.subjects.log_stream}", {"seq": seq})
-        assert (await ask(socket, "rebuild", link=LINK))["quarantined"] == 1
+        assert (await call_worker(both.acme, RebuildLinkRequest(link=LINK))).quarantined == 1
         await until(both.acme, "live")
         assert await listed() == [seq]
-        kept = await ask(socket, "quarantined_record", link=LINK, seq=seq, within=10)
-        assert base64.b64decode(kept["record"]["payload"]) == payload
+        kept = await call_worker(both.acme, ShowQuarantinedRequest(link=LINK, seq=seq))
+        assert kept.payload == payload
+
+
+async def has_compared(running: LinkWorker) -> None:
+    """Waits until the first comparison of the worker has ended: it would fetch what a test takes away."""
+    link = running._carried[LINK].direction
+    await eventually(lambda: link._repair_at and link._end_comparing is None and link._compared is None, within=20)
 
 
 async def test_verify_says_what_is_missing_here_and_it_is_fetched(both: LinkedSpaces) -> None:
-    socket = both.acme.home.link_socket
     async with worker(both.acme) as running:
         await said(both.main, "ada", "one", "two", "three")
         await until_came(both.acme, ["one", "two", "three"])
         await until(both.acme, "live")
+        await has_compared(running)
         database = running._database
         assert database is not None
         await database.write(lambda c: c.execute("DELETE FROM disposition WHERE local_seq = ?", (seq_of_two(c),)))
-        answer = await ask(socket, "verify", link=LINK)
-        assert (answer["equal"], answer["lacking"], answer["extra"]) == (False, 1, 0)
-        assert (answer["differences"][0]["channel"], answer["more"]) == ("general", False)
+        answer = await call_worker(both.acme, VerifyLinkRequest(link=LINK))
+        assert (answer.equal, answer.lacking, answer.extra) == (False, 1, 0)
+        assert (answer.differences[0].channel, answer.more) == ("general", False)
         deadline = asyncio.get_running_loop().time() + 20
-        while not (await ask(socket, "verify", link=LINK))["equal"]:
+        while not (await call_worker(both.acme, VerifyLinkRequest(link=LINK))).equal:
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.1)
     assert await came(both.acme) == ["one", "two", "three"]
@@ -380,10 +403,10 @@ async def test_verify_looks_for_a_bounded_number_of_differences_and_says_that_th
         await until_came(both.acme, list(map(str, range(8))))
     async with alone(both.acme.home) as ledger:
         await ledger.database.write(lambda c: c.execute("DELETE FROM disposition"))
-        answer = await ledger.do("verify", link=LINK)
-    assert (answer["equal"], answer["more"], answer["extra"]) == (False, True, 0)
-    assert 3 <= answer["lacking"] <= 8
-    assert f"at least {answer['lacking']} records of main are not here" in next(link_words.verified("main", answer))
+        answer = await ledger.call(VerifyLinkRequest(LINK))
+    assert (answer.equal, answer.more, answer.extra) == (False, True, 0)
+    assert 3 <= answer.lacking <= 8
+    assert f"at least {answer.lacking} records of main are not here" in next(link_words.verified("main", answer))
 
 
 def seq_of_two(connection: object) -> int:
@@ -397,17 +420,17 @@ async def test_what_is_forgotten_is_gone_from_the_ledger_and_what_it_brought_sta
         await until_came(both.acme, ["one"])
         await unlinked(both.acme)
         LinkPeers.below(both.acme.home).forget(LINK)
-        assert (await ask(both.acme.home.link_socket, "forget", link=LINK))["count"] == 1
-        assert (await status(both.acme))["ledger"] is None
+        assert (await call_worker(both.acme, ForgetLinkRequest(link=LINK))).count == 1
+        assert (await status(both.acme)).store is None
     assert await came(both.acme) == ["one"]
 
 
 async def test_what_cannot_be_meant_is_refused_in_words_and_the_worker_goes_on(both: LinkedSpaces) -> None:
-    socket = both.acme.home.link_socket
     async with worker(both.acme):
-        for do, link in (("status", "nothing"), ("dance", LINK), ("drop", LINK), ("pause", "no link")):
+        requests: tuple[Request[Any], ...] = (ListLinksRequest("nothing"), PauseLinkRequest("no link"))
+        for request in (*requests, ShowQuarantinedRequest(LINK, 0)):
             with pytest.raises(UsageError):
-                await ask(socket, do, link=link)
+                await call_worker(both.acme, request)
         await said(both.main, "ada", "one")
         await until_came(both.acme, ["one"])
 
@@ -417,8 +440,8 @@ async def test_everything_that_happens_to_a_link_is_an_event_for_whoever_follows
     seen: dict[str, str] = {}
 
     async def hear() -> None:
-        async for each in follow(both.acme.home.link_socket, "follow", link=LINK):
-            seen[each["event"]] = link_words.event(each)
+        async for each in follow(both.acme.home.link_socket, FollowLinkRequest(LINK)):
+            seen[each.name] = link_words.event(each)
 
     async def wait_for(*names: str) -> None:
         await eventually(lambda: set(names) <= set(seen), within=30, what=f"{names} of {seen}")
@@ -427,7 +450,7 @@ async def test_everything_that_happens_to_a_link_is_an_event_for_whoever_follows
         await until(both.acme, "live")
         following = asyncio.create_task(hear())
         try:
-            await wait_for("status")
+            await wait_for("link_reported")
             carried = running._carried[LINK]
             await said(both.main, "ada", "one")
             await said(both.acme, "bob", "two")
@@ -490,23 +513,26 @@ async def test_how_far_the_other_space_is_with_what_is_shared_is_told_and_each_a
         await said(both.main, "ada", "one", "two")
 
         async def is_behind() -> bool:
-            push = (await status(both.main))["push"]
-            return push is not None and push["lag_records"] >= 2 and push["lag_seconds"] > 0
+            push = (await status(both.main)).push
+            return push is not None and push.lag_records >= 2 and push.waiting_since is not None
 
         await eventually(is_behind, within=20)
-        assert (await status(both.main))["push"]["asked_at"] is None, "nobody asked yet"
-        events = follow(both.main.home.link_socket, "follow", link=LINK)
-        assert (await anext(events))["event"] == "status", "from here on it is followed"
+        push = (await status(both.main)).push
+        assert push is not None
+        assert push.asked_at is None, "nobody asked yet"
+        events = follow(both.main.home.link_socket, FollowLinkRequest(LINK))
+        assert isinstance(await anext(events), LinkReported), "from here on it is followed"
         async with worker(both.acme):
             await until_came(both.acme, ["one", "two"])
             async for event in events:
-                if event["event"] == "push_advanced":
+                if isinstance(event, PushAdvanced):
+                    handled = event.handled
                     break
             await events.aclose()
 
             async def is_told() -> bool:
-                push = (await status(both.main))["push"]
-                return bool(push["lag_records"] == 0 and push["asked_at"] and push["handled"] >= event["handled"])
+                push = (await status(both.main)).push
+                return bool(push and push.lag_records == 0 and push.asked_at and push.handled >= handled)
 
             await eventually(is_told, within=20)
             await both.main.add("cid", post=["secret"])
@@ -519,16 +545,17 @@ async def test_a_space_that_only_shares_is_told_too_how_far_the_other_is_without
     await linked(both.main, origin=both.acme.info.id, shares=["general"], space="acme", make_peer=False)
     await said(both.main, "ada", "one")
     where = Context(space="main", home_dir=str(both.main.home.home))
-    (found,), by_worker = await asyncio.to_thread(_status, where)
-    assert (by_worker, found["live"]) == (False, None)
-    assert found["push"]["lag_records"] > 0
-    assert link_words.push_lag(found).startswith(f"{found['push']['lag_records']} records, ")
+    (found,), by_worker = await asyncio.to_thread(_links, where, ListLinksRequest())
+    assert (by_worker, found.live) == (False, None)
+    assert found.push is not None
+    assert found.push.lag_records > 0
+    assert link_words.push_lag(found, time.time()).startswith(f"{found.push.lag_records} records, ")
     async with worker(both.acme):
         await until_came(both.acme, ["one"])
 
         async def caught_up() -> bool:
-            (now,), _ = await asyncio.to_thread(_status, where)
-            return link_words.push_lag(now) == "nothing"
+            (now,), _ = await asyncio.to_thread(_links, where, ListLinksRequest())
+            return link_words.push_lag(now, time.time()) == "nothing"
 
         await eventually(caught_up, within=20)
 
@@ -539,6 +566,6 @@ async def test_a_link_that_the_other_side_ended_is_said_to_be_at_once(both: Link
         await unlinked(both.main)
         async with asyncio.timeout(8):  # it would be asked again after 15 seconds at least
             await until(both.acme, "paused")
-        live = (await status(both.acme))["live"]
-        assert (live["ended_there"], live["connectivity"]) == (True, "offline")
-        assert "its operator ended the link" in live["words"]
+        live = await running_status(both.acme)
+        assert (live.ended_there, live.connectivity) == (True, "offline")
+        assert "its operator ended the link" in live.words

@@ -1,14 +1,16 @@
 """A space whose channels are listed, and what links bring into it: nothing goes where nobody would count it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import tidings
-from carried_links import came, linked_spaces, said, status, until_came, worker
+from carried_links import call_worker, came, linked_spaces, said, stored, until_came, worker
 from linked_spaces import LINK
 from linking import OtherSpace
 from tidings.client.connect import connect_directly
-from tidings.links.local_socket import ask
+from tidings.contract.admin import ChangeSpaceRequest
+from tidings.contract.channels import ChangeChannelRequest
+from tidings.contract.link_worker import ListQuarantineRequest, QuarantinedRecord, RebuildLinkRequest
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 
@@ -17,14 +19,14 @@ def connect(space: RealSpace, name: str, *channels: str) -> tidings.Endpoint:
     return connect_directly(space.home.name, name=name, home=space.home.home, channels=list(channels))
 
 
-async def list_only(space: RealSpace, channels: str = "listed") -> None:
+async def list_only(space: RealSpace, channels: Literal["open", "listed"] = "listed") -> None:
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", channels=channels)
+        await admin.call(ChangeSpaceRequest(channels=channels))
 
 
-async def set_channel(space: RealSpace, name: str, **fields: Any) -> None:
+async def set_channel(space: RealSpace, settings: ChangeChannelRequest) -> None:
     async with space.agent("owner") as owner:
-        await owner.control.call("channel", "set", channel=name, **fields)
+        await owner.control.call(settings)
 
 
 async def test_what_goes_into_a_channel_that_is_not_listed_is_put_aside_with_words_and_comes_once_it_is(
@@ -36,17 +38,17 @@ async def test_what_goes_into_a_channel_that_is_not_listed_is_put_aside_with_wor
         async with worker(both.acme), connect(both.acme, "bob", "general") as bob:
             await said(both.main, "ada", "one", "two")
 
-            async def put_aside() -> list[dict[str, Any]]:
-                found = (await ask(both.acme.home.link_socket, "quarantined", link=LINK))["records"]
-                return found if len(found) == 2 else []
+            async def put_aside() -> tuple[QuarantinedRecord, ...]:
+                found = (await call_worker(both.acme, ListQuarantineRequest(link=LINK))).records
+                return found if len(found) == 2 else ()
 
             kept = await eventually(put_aside, what="both are put aside")
-            assert {each["reason"] for each in kept} == {"not_listed"}
-            assert "channel general is not listed here: `tidings channels set general`" in kept[0]["words"]
+            assert {each.reason for each in kept} == {"not_listed"}
+            assert "channel general is not listed here: `tidings channels set general`" in kept[0].words
             assert await came(both.acme) == []
-            (shown,) = (await status(both.acme))["ledger"]["unlisted"]
-            assert shown == kept[0]["words"]
-            await set_channel(both.acme, "general")
+            (shown,) = (await stored(both.acme)).unlisted
+            assert shown == kept[0].words
+            await set_channel(both.acme, ChangeChannelRequest("general"))
             await until_came(both.acme, ["one", "two"])
             assert [(await bob.next_message(10)).text for _ in range(2)] == ["one", "two"]
             assert [each.text for each in await bob.history("general", 10)] == ["two", "one"]
@@ -54,8 +56,8 @@ async def test_what_goes_into_a_channel_that_is_not_listed_is_put_aside_with_wor
             assert (await bob.next_message(10)).text == "three"
 
             async def written_down() -> bool:
-                ledger = (await status(both.acme, whole=True))["ledger"]
-                return (ledger["quarantined"], ledger["unlisted"], ledger["counts"]) == (0, [], {"admitted": 3})
+                ledger = await stored(both.acme)
+                return (ledger.quarantined, ledger.unlisted, ledger.counts) == (0, (), {"admitted": 3})
 
             await eventually(written_down, what="all three are let in")
 
@@ -67,10 +69,10 @@ async def test_a_message_that_is_here_stays_here_when_its_channel_is_listed_no_m
             await said(both.main, "ada", "one")
             await until_came(both.acme, ["one"])
             await list_only(both.acme)
-            await ask(both.acme.home.link_socket, "rebuild", link=LINK)
+            await call_worker(both.acme, RebuildLinkRequest(link=LINK))
 
             async def counts() -> object:
-                return (await status(both.acme, whole=True))["ledger"]["counts"]
+                return (await stored(both.acme)).counts
 
             async def read_again() -> bool:
                 return await counts() != {}
@@ -90,12 +92,12 @@ async def test_readers_show_of_links_what_is_in_a_listed_channel_and_nothing_els
     async with connect(space, "bob", "general", "west.team.>") as bob:
         await west.admit(space, west.say("not listed yet"))
         await west.admit(space, west.say("neither", "team.a"), "west.team.a")
-        await set_channel(space, "general")
+        await set_channel(space, ChangeChannelRequest("general"))
         await west.admit(space, west.say("listed"))
-        await set_channel(space, "west.team.a")
+        await set_channel(space, ChangeChannelRequest("west.team.a"))
         await west.admit(space, west.say("a team", "team.a"), "west.team.a")
         await west.admit(space, west.say("another team", "team.b"), "west.team.b")
-        await set_channel(space, "general", listed=False)
+        await set_channel(space, ChangeChannelRequest("general", listed=False))
         await west.admit(space, west.say("listed no more"))
         await list_only(space, "open")
         await west.admit(space, west.say("all are open"))

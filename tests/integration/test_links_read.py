@@ -12,6 +12,9 @@ from linking import OtherSpace, admit
 from tidings.admin.agents import AgentFile
 from tidings.client.connect import connect_directly
 from tidings.client.notices import Gap
+from tidings.contract.admin import UnreadRequest
+from tidings.contract.agents import LinksRequest
+from tidings.contract.channels import HistoryRequest
 from tidings.contract.mail import LetterRow
 from tidings.errors import UnreachableError
 from tidings.steward.damage import Damage
@@ -20,6 +23,7 @@ from tidings.wire import signing
 from tidings.wire.links import MOST_HOPS
 from tidings.wire.message import Mention
 from tidings.wire.signing import KeyPair
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline
@@ -149,10 +153,10 @@ async def test_what_is_forged_comes_by_no_way(space: RealSpace) -> None:
         past = await bob.history("general", limit=50)
         assert ([each.text for each in past], past.hidden) == (["good"], False)
         assert await bob.history("west.team.a") == []
-        page = await bob.call("history", "page", channel=">", limit=200)
-        shown = {line["seq"] for line in page["records"]}
+        page = await bob.call(HistoryRequest(">", limit=200))
+        shown = {line.seq for line in page.records}
         assert {each.seq for each in past} <= shown <= {seq, *altered}, "what is altered only its readers can tell"
-        assert page["void"] == len(forged) - len(altered)
+        assert page.void == len(forged) - len(altered)
         bob.reconnect()
         last = await west.admit(space, west.say("last"))
         (end,) = await received(bob, 1)
@@ -197,13 +201,13 @@ async def test_a_record_is_judged_by_the_link_record_in_force_at_its_sequence(sp
         await eventually(lambda: bob.opener.refused["link"] == 3)
         assert [m.text for m in await bob.history("general")] == ["one"]
         assert [m.text for m in await bob.history("other")] == ["two"]
-        rows = (await bob.call("space", "links"))["links"]
-        assert [(row["state"], row["channels"], row["origin"]) for row in rows] == [
+        rows = (await bob.call(LinksRequest())).links
+        assert [(row.state, row.channels, row.origin) for row in rows] == [
             ("on", {"general": "general"}, west.id),
             ("on", {"general": "other"}, west.id),
             ("off", {"general": "general"}, west.id),
         ]
-        assert rows[-1]["seq"] == off > one.seq > early
+        assert rows[-1].seq == off > one.seq > early
         assert two.text == "two"
 
 
@@ -234,7 +238,7 @@ async def test_agents_are_told_no_channel_they_may_not_read_and_nothing_of_the_g
         steward=KeyPair.generate().id,
     )
     async with space.agent("bob") as bob:
-        (row,) = (await bob.control.call("space", "links"))["links"]
+        (row,) = (await raw_call(bob.control, "space", "links"))["links"]
     assert row["channels"] == {"general": "general", "team.>": "west.team.>"}
     assert {"peer", "shares", "steward", "direct", "roster"} & row.keys() == set()
 
@@ -476,7 +480,7 @@ async def test_what_is_owed_of_another_space_and_not_delivered_yet_counts_as_unr
         await pipeline.level()
         await west.admit(space, west.say("owed"))
         await admit(space, west.say("forged", "secrets"))
-        assert (await admin.call("admin", "unread", id=bob.id))["undelivered"] == 1
+        assert (await admin.call(UnreadRequest(bob.id))).undelivered == 1
 
 
 async def test_a_channel_that_an_agent_may_read_since_a_moment_ago_is_known_to_it(space: RealSpace) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 import tidings
 from tidings.client.connect import connect_directly
+from tidings.contract.agents import AttentionRequest, ChangeAttentionRequest
+from tidings.contract.channels import ChangeChannelRequest, ChannelRequest, ChannelsRequest, MembersRequest
 from tidings.errors import DeniedError, UsageError
 from tidings.steward import agent_handlers
 from tidings.wire.roster import Attention
@@ -21,15 +23,17 @@ async def test_info_tells_settings_with_whose_words_they_are_and_what_goes_on(sp
     added = await space.add("ada", manage=["general"])
     await space.add("bob")
     async with connect(space, "ada", channels=["general"]) as ada, connect(space, "bob", receive=False) as bob:
-        await ada.connection.call("channel", "set", channel="general", replay=False, instructions="be brief")
+        await ada.connection.call(ChangeChannelRequest("general", replay=False, instructions="be brief"))
         await ada.send("general", "one")
         receipt = await bob.send("general", "two")
-        facts = await bob.connection.call("channel", "info", channel="general")
-        assert (facts["class"], facts["replay"], facts["own"]) == ("durable", False, ["replay"])
-        assert (facts["instructions"], facts["by"], facts["by_name"]) == ("be brief", added.row.id, "ada")
-        assert datetime.fromisoformat(facts["at"]).tzinfo is not None
-        assert (facts["members"], facts["messages"], facts["last"]["seq"]) == (1, 2, receipt.seq)
-        assert facts["per_hour"] > 0
+        facts = await bob.connection.call(ChannelRequest("general"))
+        assert (facts.cls, facts.replay, facts.own) == ("durable", False, ("replay",))
+        assert (facts.instructions, facts.by, facts.by_name) == ("be brief", added.row.id, "ada")
+        assert datetime.fromisoformat(facts.at or "").tzinfo is not None
+        assert facts.last is not None
+        assert (facts.members, facts.messages, facts.last.seq) == (1, 2, receipt.seq)
+        assert facts.per_hour is not None
+        assert facts.per_hour > 0
 
 
 async def test_who_may_only_post_is_not_told_what_goes_on(space: RealSpace) -> None:
@@ -37,8 +41,8 @@ async def test_who_may_only_post_is_not_told_what_goes_on(space: RealSpace) -> N
     await space.add("eve", read=[], post=["general"])
     async with connect(space, "ada", channels=["general"]) as ada, connect(space, "eve", receive=False) as eve:
         await ada.send("general", "hello")
-        facts = await eve.connection.call("channel", "info", channel="general")
-        assert not {"members", "messages", "last", "per_hour"} & set(facts)
+        facts = await eve.connection.call(ChannelRequest("general"))
+        assert (facts.members, facts.messages, facts.last, facts.per_hour) == (None, None, None, None)
         assert await eve.channels() == []
         with pytest.raises(DeniedError):
             await eve.members("general")
@@ -53,18 +57,18 @@ async def test_listings_longer_than_a_page_are_followed_to_their_end(
     for name in ("ada", "bob", "cid", "eve"):
         await space.add(name, read=["team.>", "general"], post=["team.>"], manage=["team.>"])
     async with connect(space, "ada", channels=names) as ada:
-        await ada.connection.call("channel", "set", channel="team.listed", description="x")
+        await ada.connection.call(ChangeChannelRequest("team.listed", description="x"))
         await ada.send("team.c3", "hello")
-        first = await ada.connection.call("channel", "list")
-        assert 1 <= len(first["channels"]) <= 3
-        assert first["next"] is not None
+        first = await ada.connection.call(ChannelsRequest())
+        assert 1 <= len(first.channels) <= 3
+        assert first.next is not None
         found = await ada.channels()
         assert [each.channel for each in found] == [*names, "team.listed"]
         assert [each.channel for each in found if each.last] == ["team.c3"]
         assert [each.members for each in found] == [1] * 8 + [0]
         async with connect(space, "bob", channels=["team.>"]), connect(space, "cid", channels=["team.c1"]):
             assert sorted(str(each.name) for each in await ada.members("team.c1")) == ["ada", "bob", "cid"]
-            assert len((await ada.connection.call("member", "members", channel="team.c1"))["members"]) < 3
+            assert len((await ada.connection.call(MembersRequest("team.c1"))).members) < 3
             await ada.leave("team.c1")
             assert sorted(str(each.name) for each in await ada.members("team.c1")) == ["bob", "cid"]
 
@@ -89,18 +93,18 @@ async def test_attention_set_by_a_program_that_ended_holds_for_the_running_and_t
         assert row is not None
         assert not hasattr(row, "channels"), "others are told the mode only"
         async with connect(space, "ada", receive=False) as terminal:
-            kept = {"mode": "focus", "channels": {"noise": "muted"}}
+            kept = Attention("focus", {"noise": "muted"})
 
             async def said_by_both() -> bool:
-                said = await terminal.connection.call("attention", "get", session=terminal.session.session)
-                return bool(said["running"] == said["standing"] == kept)
+                said = await terminal.connection.call(AttentionRequest(session=terminal.session.session))
+                return bool(said.running == said.standing == kept)
 
             await eventually(said_by_both, what="the running session beats what it took over")
             await terminal.keep_attention(channels={"noise": "normal"})
             with pytest.raises(UsageError):
-                await terminal.connection.call("attention", "set", mode="asleep")
+                await terminal.connection.call(ChangeAttentionRequest(mode="asleep"))  # type: ignore[arg-type]
             with pytest.raises(UsageError):
-                await terminal.connection.call("attention", "set")
+                await terminal.connection.call(ChangeAttentionRequest())
         await eventually(lambda: ada.presence.attention == Attention("focus"), what="normal is forgotten")
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from folded_log import fold_log
 from tidings.admin.home import SpaceInfo
-from tidings.contract.channels import ChannelsRequest
+from tidings.contract.admin import ChangeSpaceRequest, GrantRequest, TableRequest
+from tidings.contract.agents import HealthRequest
+from tidings.contract.channels import ChangeChannelRequest, ChannelRequest, ChannelsRequest, JoinRequest, LeaveRequest
 from tidings.errors import DeniedError, TooLarge
 from tidings.model.projection import LogRecord, Table, Verdict
 from tidings.nats.client import Connection
@@ -148,9 +150,9 @@ async def test_a_table_too_long_for_one_answer_comes_in_pages(space: RealSpace) 
     following: int | None = 0
     async with space.administer() as admin:
         while following is not None:
-            page = await admin.call("admin", "table", offset=following)
-            members |= page["table"]["members"]
-            following, pages = page["next"], pages + 1
+            page = await admin.call(TableRequest(offset=following))
+            members |= page.table.members
+            following, pages = page.next, pages + 1
     assert pages > 1
     assert [len(held) for held in members.values()] == [100] * 60
 
@@ -161,14 +163,14 @@ async def test_an_answer_too_long_for_a_message_is_refused_and_not_left_out(
     await space.add("ada", read=[">"], manage=[">"])
     async with space.agent("ada") as ada:
         for number in range(520):
-            await ada.control.call("channel", "set", channel=f"c{number}", instructions="i" * 2_000)
+            await ada.control.call(ChangeChannelRequest(f"c{number}", instructions="i" * 2_000))
         listed = [row async for page in pages(ada.control.call, ChannelsRequest()) for row in page.channels]
         assert len(listed) == 520, "in pages it is answered whole, though it is longer than a message"
         monkeypatch.setattr(agent_handlers, "CHANNELS_PER_PAGE", 1_000)
         monkeypatch.setattr(agent_handlers, "PAGE_BYTES", 10**9)
         with pytest.raises(TooLarge, match="ask for less"):
-            await ada.control.call("channel", "list")
-        assert (await ada.control.call("channel", "info", channel="c7"))["instructions"] == "i" * 2_000
+            await ada.control.call(ChannelsRequest())
+        assert (await ada.control.call(ChannelRequest("c7"))).instructions == "i" * 2_000
 
 
 async def test_eleven_hundred_agents_each_get_a_mailbox(space_only: RealSpace) -> None:
@@ -213,7 +215,7 @@ async def test_junk_on_ruling_subjects_is_void_and_counted_and_the_older_version
     await space.add("ada", read=["general"])
     assert space.steward is not None
     async with space.agent("ada") as ada, space.core() as js:
-        joined = await ada.control.call("member", "join", pattern="general")
+        joined = await ada.control.call(JoinRequest("general"))
         subject = space.subjects.member(ada.id, space.steward.space.tag("general"))
         acl = space.subjects.access(ada.id)
         record, access = await js.last("LOG_main", subject), await js.last("LOG_main", acl)
@@ -226,11 +228,11 @@ async def test_junk_on_ruling_subjects_is_void_and_counted_and_the_older_version
         steward = await space.start_steward()
         assert sum(steward.table.void.values()) == junk
         assert set(steward.table.void) == {Verdict.BAD_SIGNATURE}
-        assert (await ada.control.call("health", "ping"))["void_records"] == junk
-        again = await ada.control.call("member", "join", pattern="general")
-        assert (again["state"], again["seq"]) == ("resumed", joined["seq"])
+        assert (await ada.control.call(HealthRequest())).void_records == junk
+        again = await ada.control.call(JoinRequest("general"))
+        assert (again.state, again.seq) == ("resumed", joined.seq)
         # and a later ruling of ours on the same subjects counts again
-        assert (await ada.control.call("member", "leave", pattern="general"))["state"] == "left"
+        assert (await ada.control.call(LeaveRequest("general"))).state == "left"
 
 
 async def test_signed_records_that_do_not_decode_are_void_too(space: RealSpace) -> None:
@@ -252,7 +254,7 @@ async def test_signed_records_that_do_not_decode_are_void_too(space: RealSpace) 
     steward = await space.start_steward()
     assert steward.table.void[Verdict.MALFORMED] == len(payloads)
     async with space.agent("ada") as ada:
-        assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+        assert (await ada.control.call(JoinRequest("general"))).state == "opened"
 
 
 async def ledger_id(space: RealSpace, name: str) -> str | None:
@@ -283,21 +285,21 @@ async def test_a_senders_status_line_neither_hides_messages_nor_ends_a_page(spac
 async def test_a_pattern_beside_a_channel_it_covers_joins_and_leaves_by_itself(space: RealSpace) -> None:
     await space.add("bob", read=["team.>"])
     async with space.agent("bob") as bob, space.core() as js:
-        wide = await bob.control.call("member", "join", pattern="team.>")
-        narrow = await bob.control.call("member", "join", pattern="team.backend")
-        left = await bob.control.call("member", "leave", pattern="team.>")
-        again = await bob.control.call("member", "join", pattern="team.>")
-        assert wide["seq"] < narrow["seq"] < left["seq"] < again["seq"]
-        assert (left["state"], again["state"]) == ("left", "opened")
+        wide = await bob.control.call(JoinRequest("team.>"))
+        narrow = await bob.control.call(JoinRequest("team.backend"))
+        left = await bob.control.call(LeaveRequest("team.>"))
+        again = await bob.control.call(JoinRequest("team.>"))
+        assert wide.seq < narrow.seq < left.seq < again.seq
+        assert (left.state, again.state) == ("left", "opened")
         table = await fold_log(js, space.info, 0)
         patterns = [(i.pattern, i.joined, i.left) for i in table.intervals(bob.id)]
         assert patterns == [
-            ("team.>", wide["seq"], left["seq"]),
-            ("team.backend", narrow["seq"], None),
-            ("team.>", again["seq"], None),
+            ("team.>", wide.seq, left.seq),
+            ("team.backend", narrow.seq, None),
+            ("team.>", again.seq, None),
         ]
         assert table.members_at("team.backend", table.head + 1) == {bob.id}
-        assert table.members_at("team.frontend", left["seq"] + 1) == frozenset()
+        assert table.members_at("team.frontend", left.seq + 1) == frozenset()
 
 
 async def test_what_is_posted_between_the_access_record_and_the_cut_is_owed_to_nobody(space: RealSpace) -> None:
@@ -305,10 +307,10 @@ async def test_what_is_posted_between_the_access_record_and_the_cut_is_owed_to_n
     await space.add("ada")
     await space.add("bob")
     async with space.agent("ada") as ada, space.agent("bob") as bob, space.core() as js:
-        await bob.control.call("member", "join", pattern="general")
+        await bob.control.call(JoinRequest("general"))
         before = (await ada.post("general", b"before"))["seq"]
         async with space.administer() as admin:
-            await admin.call("admin", "grant", id=ada.id, name="ada", read=["general"], post=[])
+            await admin.call(GrantRequest(id=ada.id, name="ada", read=("general",), post=()))
         after = (await ada.post("general", b"after: the broker has not cut her yet"))["seq"]
         table = await fold_log(js, space.info, 0)
         assert table.owed(before, ada.id, "general") == {bob.id}
@@ -319,14 +321,14 @@ async def test_a_listed_space_voids_posts_to_channels_without_a_record(space: Re
     await space.add("ada", read=[">"], post=[">"], manage=[">"])
     await space.add("bob", read=[">"])
     async with space.agent("ada") as ada, space.agent("bob") as bob, space.core() as js:
-        await bob.control.call("member", "join", pattern=">")
+        await bob.control.call(JoinRequest(">"))
         open_post = (await ada.post("random", b"1"))["seq"]
         async with space.administer() as admin:
-            await admin.call("admin", "space_set", channels="listed")
+            await admin.call(ChangeSpaceRequest(channels="listed"))
         void_post = (await ada.post("random", b"2"))["seq"]
-        await ada.control.call("channel", "set", channel="random", description="now listed")
+        await ada.control.call(ChangeChannelRequest("random", description="now listed"))
         listed_post = (await ada.post("random", b"3"))["seq"]
-        await ada.control.call("channel", "set", channel="random", listed=False)
+        await ada.control.call(ChangeChannelRequest("random", listed=False))
         unlisted_post = (await ada.post("random", b"4"))["seq"]
         table = await fold_log(js, space.info, 0)
         owed_to = [table.owed(s, ada.id, "random") for s in (open_post, void_post, listed_post, unlisted_post)]
@@ -337,14 +339,14 @@ async def test_narrowing_empties_the_delivery_box_even_of_channels_that_were_lef
     """N10: the steward purges at once; what the pipeline adds afterwards is the pipeline's to purge."""
     await space.add("ada", read=["general", "ops"])
     async with space.agent("ada") as ada, space.core() as js:
-        await ada.control.call("member", "join", pattern="ops")
-        await ada.control.call("member", "leave", pattern="ops")
+        await ada.control.call(JoinRequest("ops"))
+        await ada.control.call(LeaveRequest("ops"))
         await js.publish(space.subjects.delivery(ada.id), b"a frame of ops")
         async with space.administer() as admin:
-            await admin.call("admin", "grant", id=ada.id, name="ada", read=["general"], post=["general"])
+            await admin.call(GrantRequest(id=ada.id, name="ada", read=("general",), post=("general",)))
         assert (await js.info(space.subjects.delivery_stream))["state"]["messages"] == 0
         with pytest.raises(DeniedError):
-            await ada.control.call("member", "join", pattern="ops")
+            await ada.control.call(JoinRequest("ops"))
 
 
 async def test_what_is_delivered_between_the_note_of_an_emptied_mailbox_and_its_purge_stays(

@@ -11,6 +11,7 @@ from tidings.admin.agents import AgentFile
 from tidings.admin.identity import ensure_agent
 from tidings.client.connect import connect_directly
 from tidings.client.message_json import job_json, to_json
+from tidings.contract.admin import GrantRequest
 from tidings.errors import ConflictError, InvalidName, NameTaken
 from tidings.host.inbox import inbox_message
 from tidings.host.mailbox import open_mailbox
@@ -143,7 +144,7 @@ async def test_a_name_that_can_be_taken_for_another_is_refused_wherever_names_ar
         assert rotated.row.name == "root", "a rotation keeps its own"
         assert [row.name for row in admin.ledger.rows() if row.state == "active"] == ["root"]
         with pytest.raises(ConflictError, match="an id keeps its name"):
-            await admin.call("admin", "grant", id=rotated.row.id, name="other")
+            await admin.call(GrantRequest(id=rotated.row.id, name="other"))
         await admin.revoke("root")
     await space.add("R00T")
 

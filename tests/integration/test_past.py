@@ -7,6 +7,9 @@ import pytest
 import tidings
 from tidings.client.connect import connect_directly
 from tidings.client.incoming import Incoming
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
+from tidings.contract.channels import ChangeChannelRequest
+from tidings.contract.mail import KeepLetterRequest
 from tidings.errors import UsageError
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
@@ -76,23 +79,23 @@ async def test_history_and_recall_show_what_the_channel_replays_and_what_one_was
         assert said(await bob.history("general")) == [
             (text, True) for text in ("after bob left", "while bob is in", "before anybody")
         ], "unless it is said otherwise, a channel replays"
-        await ada.connection.call("channel", "set", channel="general", replay=False)
+        await ada.connection.call(ChangeChannelRequest("general", replay=False))
         for found in (await bob.history("general"), await bob.recall("general", first.seq - 1)):
             assert said(found) == [("while bob is in", True)]
             assert found.hidden
         assert said(await cal.history("general")) == []
         with pytest.raises(UsageError, match="no channel message"):  # and not as a dead letter either
-            await cal.connection.call("dead", "put", kind="channel", seq=first.seq, error="", attempts=1)
+            await cal.connection.call(KeepLetterRequest("channel", seq=first.seq, error="", attempts=1))
         assert (await cal.join("general", backfill=10)).backfilled == 0
         await ada.send("general", "now cal is in")
         assert said(await take(cal, 1)) == [("now cal is in", False)]
         assert said(await cal.history("general")) == [("now cal is in", True)]
-        await ada.connection.call("channel", "set", channel="general", replay=True, replay_window=3600)
+        await ada.connection.call(ChangeChannelRequest("general", replay=True, replay_window=3600))
         everything = await cal.history("general")
         assert (len(everything), everything.hidden) == (4, False)
-        await ada.connection.call("channel", "set", channel="general", replay_window=0)
+        await ada.connection.call(ChangeChannelRequest("general", replay_window=0))
         assert said(await bob.history("general")) == [("while bob is in", True)], "further back than the window"
-        await ada.connection.call("channel", "set", channel="team.quiet", replay=False)
+        await ada.connection.call(ChangeChannelRequest("team.quiet", replay=False))
         await ada.send("team.quiet", "a secret past")
         await ada.send("team.open", "an open past")
         joined = await bob.join("team.>", backfill=10)
@@ -109,7 +112,7 @@ async def test_recall_says_what_is_no_longer_there(space: RealSpace) -> None:
         first = await ada.recall("general", seqs[0] - 1, 3)
         assert (len(first), first.more) == (3, True)
         async with space.administer() as admin:
-            await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+            await admin.call(ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="off", archive="off")))
         steward = space.steward
         assert steward is not None
         await eventually(lambda: steward.table.floor > seqs[2], what="retention removes them")

@@ -13,6 +13,7 @@ from foreign import connect
 from tidings.admin.agents import AgentFile
 from tidings.admin.identity import local_identity
 from tidings.client.publishing import Kind, Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
+from tidings.contract.mail import FindMessageAnswer, FindMessageRequest, MessageKind
 from tidings.errors import BrokerUnreachable, DeniedError, IdBurned, OutcomeUnknown, UsageError
 from tidings.nats.client import Connection
 from tidings.nats.core import Msg
@@ -126,7 +127,7 @@ async def test_what_was_stored_before_the_window_is_found_and_need_not_be_stored
 
 
 @pytest.mark.parametrize("kind", ["chat", "dm", "task"])
-async def test_another_agents_message_of_the_same_id_is_never_told(pair: RealSpace, kind: str) -> None:
+async def test_another_agents_message_of_the_same_id_is_never_told(pair: RealSpace, kind: MessageKind) -> None:
     """mal knows everything of the message but may not be told that it is stored, nor where."""
     await pair.add("mal")
     prepared = (await one_of_each(pair))[kind]
@@ -134,8 +135,8 @@ async def test_another_agents_message_of_the_same_id_is_never_told(pair: RealSpa
         stored = await ada.publish(prepared)
         assert await ada.publisher.find(prepared) == stored.seq
         assert await mal.publisher.find(prepared) is None
-        answer = await mal.connection.call("trace", "find", kind=kind, to=prepared.destination, id=prepared.id)
-        assert answer == {"ok": True, "seq": None, "state": "unknown", "next": None}
+        answer = await mal.connection.call(FindMessageRequest(kind=kind, to=prepared.destination, id=prepared.id))
+        assert answer == FindMessageAnswer(seq=None, state="unknown", next=None)
         assert not await mal.publisher.is_stored(prepared, stored.seq)
 
 
@@ -220,9 +221,10 @@ async def test_a_search_reads_a_bounded_number_of_records_and_goes_on_where_it_w
     async with connect(pair, "ada", receive=False) as ada:
         await asyncio.gather(*(ada.send("general", f"before {n}") for n in range(35)))
         stored = await ada.publish(prepared)
-        first = await ada.connection.call("trace", "find", kind="chat", to="general", id=prepared.id)
-        assert (first["seq"], first["state"]) == (None, "unknown")
-        assert first["next"] < stored.seq
+        first = await ada.connection.call(FindMessageRequest(kind="chat", to="general", id=prepared.id))
+        assert (first.seq, first.state) == (None, "unknown")
+        assert first.next is not None
+        assert first.next < stored.seq
         assert await ada.publisher.find(prepared) == stored.seq
         other = replace(prepared, id=new_id())
         assert await ada.publisher.find(other) is None

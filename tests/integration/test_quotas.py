@@ -13,7 +13,9 @@ import tidings
 from tidings.admin import administration
 from tidings.admin.agents import AgentFile, Ledger
 from tidings.client.connect import connect_directly
-from tidings.contract.channels import MembershipsAnswer, MembershipsRequest
+from tidings.contract.admin import ChangeSpaceRequest
+from tidings.contract.agents import BeatRequest, HealthRequest
+from tidings.contract.channels import JoinRequest, MembershipsAnswer, MembershipsRequest
 from tidings.contract.core import Caller
 from tidings.errors import ConflictError, DeniedError
 from tidings.nats.errors import NatsError
@@ -29,9 +31,9 @@ def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
-async def space_set(space: RealSpace, **settings: Any) -> None:
+async def space_set(space: RealSpace, settings: ChangeSpaceRequest) -> None:
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", **settings)
+        await admin.call(settings)
 
 
 @asynccontextmanager
@@ -81,7 +83,7 @@ async def test_f25_a_flooder_loses_its_posting_and_invented_mail_goes_while_othe
     async with real_space(tmp_path / "home", intervals=QUICK) as space:
         for name in ("ada", "bob", "mal"):
             await space.add(name)
-        await space_set(space, quota_records=200)
+        await space_set(space, ChangeSpaceRequest(quota_records=200))
         async with supervised(space), connect(space, "ada") as ada, connect(space, "bob") as bob:
             async with space.agent("mal") as mal:
                 flooding = asyncio.create_task(flood(mal))
@@ -99,10 +101,10 @@ async def test_f25_a_flooder_loses_its_posting_and_invented_mail_goes_while_othe
                 return len(await direct_subjects(space)) <= 64 + 1
 
             await eventually(bounded, what="mail to invented targets goes")
-            health = await ada.connection.call("health", "ping")
-            assert health["mail"]["invented"] > 0
-            assert health["withheld"] == [f"mal may not post {row.withheld}"]
-            assert health["problems"] == []
+            health = await ada.connection.call(HealthRequest())
+            assert health.mail["invented"] > 0
+            assert health.withheld == (f"mal may not post {row.withheld}",)
+            assert health.problems == ()
             await bob.send("general", "and afterwards")
 
             async with connect(space, "mal") as mal_again:
@@ -118,23 +120,23 @@ async def test_f25_a_flooder_loses_its_posting_and_invented_mail_goes_while_othe
 async def test_without_a_supervisor_a_cut_is_owed_and_said_until_an_administrator_decides(tmp_path: Path) -> None:
     async with real_space(tmp_path / "home", intervals=QUICK) as space:
         await space.add("mal")
-        await space_set(space, quota_bytes=1_000)
+        await space_set(space, ChangeSpaceRequest(quota_bytes=1_000))
         async with space.agent("mal") as mal:
             told: list[str] = []
 
             async def owed() -> bool:
                 for _ in range(20):
                     await mal.connection.publish(mal.subjects.chat(mal.id, "general"), b"x" * 1_000)
-                told[:] = (await mal.control.call("health", "ping"))["problems"]
+                told[:] = (await mal.control.call(HealthRequest())).problems
                 return bool(told)
 
             await eventually(owed)
             assert "mal floods (since" in told[0]
             assert "no supervisor runs that could do it: `tidings agent access mal --post ''`" in told[0]
-            await space_set(space, quota_bytes=0)
+            await space_set(space, ChangeSpaceRequest(quota_bytes=0))
             async with space.administer() as admin:
                 await admin.set_access("mal", AgentFile("mal", read=("general",), post=("general", "ops")))
-            assert (await mal.control.call("health", "ping"))["problems"] == []
+            assert (await mal.control.call(HealthRequest())).problems == ()
 
 
 async def test_a_busy_agent_below_its_quota_is_left_alone(tmp_path: Path) -> None:
@@ -171,8 +173,8 @@ async def test_tasks_of_roles_nobody_holds_stay_bounded_and_those_of_others_are_
                 return await js.subjects_of(space.subjects.task_stream, "td.main.task.>")
 
             async def bounded() -> bool:
-                health = await ada.control.call("health", "ping")
-                return health["tasks"]["invented"] == 136 and len(await subjects()) == 66
+                health = await ada.control.call(HealthRequest())
+                return health.tasks["invented"] == 136 and len(await subjects()) == 66
 
             await eventually(bounded)
             kept = set(await subjects())
@@ -199,14 +201,14 @@ async def test_many_slow_requests_of_one_agent_do_not_keep_another_from_the_stew
     monkeypatch.setitem(dispatcher.handlers, "member list", slow)
     monkeypatch.setattr(dispatcher.queue, "waiting", 200)
     async with space.agent("ada") as ada, space.agent("mal") as mal:
-        asked = [asyncio.create_task(mal.control.call("member", "list")) for _ in range(300)]
+        asked = [asyncio.create_task(mal.control.call(MembershipsRequest())) for _ in range(300)]
         done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         assert isinstance(done.pop().exception(), ConflictError), "what does not fit is refused at once"
-        assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
-        assert (await mal.control.call("presence", "beat", session="session-1", status="idle"))["boot"]
+        assert (await ada.control.call(JoinRequest("general"))).state == "opened"
+        assert (await mal.control.call(BeatRequest(session="session-1", status="idle"))).boot
         gate.set()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         refused = [each for each in answers if isinstance(each, ConflictError)]
         assert len(refused) == 300 - 200 - requests.IN_FLIGHT_EACH
-        assert len([each for each in answers if isinstance(each, dict)]) == 200 + requests.IN_FLIGHT_EACH
+        assert len([each for each in answers if isinstance(each, MembershipsAnswer)]) == 200 + requests.IN_FLIGHT_EACH
         assert most <= requests.IN_FLIGHT_EACH + 1

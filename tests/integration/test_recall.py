@@ -10,6 +10,8 @@ from tidings.admin import recall
 from tidings.admin.agents import AgentFile, Issued, Ledger
 from tidings.admin.home import SpaceHome
 from tidings.admin.recall import is_older
+from tidings.contract.admin import AcknowledgeRequest
+from tidings.contract.agents import AccessRequest, HealthRequest
 from tidings.errors import AuthRevoked
 from tidings.nats import jwt
 from tidings.util.private_files import write_private
@@ -98,14 +100,14 @@ async def test_what_was_withheld_or_barred_after_the_copy_stays_so_and_is_said(
     (problem,) = said(space)
     assert "dan may not post, as was decided since; eve may not post, as was decided since" in problem
     async with space.agent("dan") as agent:  # with the credential of the copy, brought up to date
-        assert (await agent.control.call("access", "get"))["access"]["post"] == []
-        health = await agent.control.call("health", "ping")
-        assert problem in health["problems"]
+        assert (await agent.control.call(AccessRequest())).access.post == ()
+        health = await agent.control.call(HealthRequest())
+        assert problem in health.problems
     with pytest.raises(AuthRevoked):
         async with space.agent("eve"):
             pass
     async with space.administer() as admin:
-        await admin.call("admin", "acknowledge")
+        await admin.call(AcknowledgeRequest())
     assert said(space) == []
 
 

@@ -9,6 +9,13 @@ import pytest
 import tidings
 from tidings.client import redelivery
 from tidings.client.connect import connect_directly
+from tidings.contract.mail import (
+    DeadLettersRequest,
+    DropLetterRequest,
+    KeepLetterRequest,
+    LetterRow,
+    RetryLetterRequest,
+)
 from tidings.errors import DeadLetter, LogFull, UsageError
 from tidings.nats.errors import ApiError
 from tidings.steward import backstop, dead_letters
@@ -48,8 +55,8 @@ class Worker:
         self.done.append(message.text)
 
 
-async def letters(endpoint: tidings.Endpoint) -> list[dict[str, Any]]:
-    return list((await endpoint.connection.call("dead", "list"))["mail"])
+async def letters(endpoint: tidings.Endpoint) -> tuple[LetterRow, ...]:
+    return (await endpoint.connection.call(DeadLettersRequest())).mail
 
 
 @pytest.mark.requirement("D10")
@@ -69,15 +76,15 @@ async def test_what_a_handler_keeps_failing_on_is_a_dead_letter_with_its_error_a
         assert set(worker.tried.values()) == {1, 3}
         assert "ValueError: I choke on this" in worker.buried[0]
         await eventually(lambda: not bob._direct.pending, what="nothing of it is left in hand")
-        kept = {each["letter"]: each for each in await letters(bob)}
+        kept = {each.letter: each for each in await letters(bob)}
         assert len(kept) == 67
         letter = kept[f"channel-{posted.seq}"]
-        assert (letter["channel"], letter["error"]) == ("general", "ValueError: I choke on this")
-        assert (letter["sender_name"], letter["attempts"], letter["state"]) == ("ada", 3, "dead")
-        assert kept[f"direct-{first.seq}"]["channel"] is None
-        assert await letters(ada) == [], "nobody sees another's"
+        assert (letter.channel, letter.error) == ("general", "ValueError: I choke on this")
+        assert (letter.sender_name, letter.attempts, letter.state) == ("ada", 3, "dead")
+        assert kept[f"direct-{first.seq}"].channel is None
+        assert await letters(ada) == (), "nobody sees another's"
         with pytest.raises(UsageError, match="no direct message"):
-            await ada.connection.call("dead", "put", kind="direct", seq=first.seq, error="mine", attempts=1)
+            await ada.connection.call(KeepLetterRequest("direct", seq=first.seq, error="mine", attempts=1))
         assert (await ada.receipt(first, "delivered", timeout=10)).stage == "delivered", "and it was not read"
         assert pair.steward is not None
         assert (await pair.steward.health.facts()).mail["dead"] == 67
@@ -109,7 +116,7 @@ async def test_a_message_whose_dead_letter_cannot_be_kept_stays_unsettled_until_
         written = await ada.dm(bob.id, "poison")
         await eventually(lambda: len(worker.buried) == 1, what="it is kept at last")
         assert unsettled == [1, 1, 1, 1]
-        assert [each["letter"] for each in await letters(bob)] == [f"direct-{written.seq}"]
+        assert [each.letter for each in await letters(bob)] == [f"direct-{written.seq}"]
         assert "could not be kept" not in worker.buried[0]
         told = [type(each) for each in errors if isinstance(each, tidings.TidingsError)]
         assert told == [LogFull, DeadLetter], "and its program hears why, not at every try"
@@ -125,19 +132,19 @@ async def test_a_dead_letter_is_retried_by_the_program_that_receives_and_dropped
             written = await ada.dm(bob.id, "poison in private")
             await eventually(lambda: len(worker.buried) == 2, what="both are dead letters")
             direct, channel = f"direct-{written.seq}", f"channel-{posted.seq}"
-            await bob.connection.call("dead", "retry", letter=direct)
+            await bob.connection.call(RetryLetterRequest(letter=direct))
             await eventually(lambda: worker.tried["poison in private"] == 6, what="it is tried as often again")
             await eventually(lambda: len(worker.buried) == 3, what="and kept again")
-            assert {each["state"] for each in await letters(bob)} == {"dead"}
+            assert {each.state for each in await letters(bob)} == {"dead"}
             worker.mended = True
-            await bob.connection.call("dead", "retry", letter=channel)
+            await bob.connection.call(RetryLetterRequest(letter=channel))
             await eventually(lambda: worker.done == ["poison in public"], what="the mended program has it")
         await pair.stop_steward()
         await pair.start_steward(TEST_INTERVALS)
         async with connect(pair, "bob", receive=False) as bob:
             await eventually(lambda: bob.roster.loaded)
-            assert [each["letter"] for each in await letters(bob)] == [direct], "kept by the next steward"
-            await bob.connection.call("dead", "retry", letter=direct)
+            assert [each.letter for each in await letters(bob)] == [direct], "kept by the next steward"
+            await bob.connection.call(RetryLetterRequest(letter=direct))
         async with connect(pair, "bob", channels=["general"]) as bob:
             again = await bob.next_message(10)
             assert (again.text, again.kind, again.redelivered, again.sealed) == (
@@ -147,11 +154,11 @@ async def test_a_dead_letter_is_retried_by_the_program_that_receives_and_dropped
                 True,
             )
             await again.ack()
-            assert await letters(bob) == []
+            assert await letters(bob) == ()
             assert (await ada.receipt(written, "read", timeout=10)).stage == "read"
-            assert (await bob.connection.call("dead", "drop", letter=direct))["state"] == "dropped"
+            assert (await bob.connection.call(DropLetterRequest(letter=direct))).state == "dropped"
             with pytest.raises(UsageError, match="no dead letter"):
-                await bob.connection.call("dead", "retry", letter=direct)
+                await bob.connection.call(RetryLetterRequest(letter=direct))
 
 
 async def test_whoever_has_too_many_dead_letters_loses_its_oldest_and_hears_how_many(

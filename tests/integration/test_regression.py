@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -11,11 +10,16 @@ import pytest
 import tidings
 from folded_log import fold_log
 from tidings.client.connect import connect_directly
+from tidings.contract.admin import AcknowledgeRequest, ChangeSpaceRequest, PartsChange, RotateKeyRequest
+from tidings.contract.agents import HealthAnswer, HealthRequest
+from tidings.contract.channels import JoinRequest, MembershipsRequest
 from tidings.errors import AuthRevoked, LeaseLost, LogRegressed, UsageError
 from tidings.nats.jetstream_api import EPOCH_KEY
 from tidings.steward.service import Steward
 from tidings.util.private_files import write_private
+from tidings.wire.records import Stamp
 from tidings.wire.signing import KeyPair
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace
 from tidings_testing.waiting import eventually
 
@@ -82,9 +86,9 @@ async def epoch_of(space: RealSpace) -> str:
         return str((await js.info("LOG_main"))["config"]["metadata"][EPOCH_KEY])
 
 
-async def health(space: RealSpace, name: str = "ada") -> dict[str, Any]:
+async def health(space: RealSpace, name: str = "ada") -> HealthAnswer:
     async with space.agent(name) as agent:
-        return await agent.control.call("health", "ping")
+        return await agent.control.call(HealthRequest())
 
 
 async def reconcile(space: RealSpace) -> list[str]:
@@ -109,21 +113,21 @@ async def test_a_restored_older_store_is_noticed_said_and_acknowledged(space: Re
     assert (found.epoch_before, found.epoch_after) == (epoch, await epoch_of(space))
     assert found.epoch_after != epoch
     said = await health(space)
-    assert not said["healthy"]
-    assert f"it was at {found.was} and agrees with the past only up to {found.agreed}" in said["problems"][0]
-    assert said["epoch"] == found.epoch_after
+    assert not said.healthy
+    assert f"it was at {found.was} and agrees with the past only up to {found.agreed}" in said.problems[0]
+    assert said.epoch == found.epoch_after
     # said until somebody has seen it, restarts included, and found once
     await space.stop_steward()
     steward = await space.start_steward()
     assert len(steward.marks.file.regressions) == 1
-    assert not (await health(space))["healthy"]
+    assert not (await health(space)).healthy
     async with space.administer() as admin:
         assert damaged(space) == {"AUD_main"}, "the receipts were set back with it, and nothing else"
-        assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 2
-    assert (await health(space))["healthy"]
+        assert (await admin.call(AcknowledgeRequest())).acknowledged == 2
+    assert (await health(space)).healthy
     await space.stop_steward()
     await space.start_steward()
-    assert (await health(space))["healthy"]
+    assert (await health(space)).healthy
     assert await epoch_of(space) == found.epoch_after
 
 
@@ -132,7 +136,7 @@ async def test_what_the_log_forgot_of_access_and_revocation_is_written_again(spa
     for name in ("ada", "bob", *moved):
         await space.add(name)
     async with space.agent("bob") as bob:
-        await bob.control.call("member", "join", pattern="general")
+        await bob.control.call(JoinRequest("general"))
         old_creds = space.home.agent_creds("bob").read_text()
     await mark_head(space)
     await backup.take()
@@ -156,7 +160,7 @@ async def test_what_the_log_forgot_of_access_and_revocation_is_written_again(spa
     assert await reconcile(space) == []
     for name in ("ada", "carol", *moved):
         async with space.agent(name) as agent:
-            assert (await agent.control.call("member", "join", pattern="general"))["state"] == "opened"
+            assert (await agent.control.call(JoinRequest("general"))).state == "opened"
     async with space.core() as js:
         table = await fold_log(js, space.info, 0)
     assert bob.id not in table.members_at("general", table.head + 1)
@@ -215,7 +219,7 @@ async def test_a_wiped_store_is_noticed_and_the_agents_are_granted_again(space: 
     assert await epoch_of(space) != space.info.epoch
     assert await reconcile(space) == ["wrote the access of ada again: the log had lost it"]
     async with space.agent("ada") as ada:
-        assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+        assert (await ada.control.call(JoinRequest("general"))).state == "opened"
 
 
 async def test_a_log_that_went_back_to_before_a_key_rotation_is_ruled_and_rotated_again(
@@ -228,14 +232,14 @@ async def test_a_log_that_went_back_to_before_a_key_rotation_is_ruled_and_rotate
         following = KeyPair.generate()
         write_private(space.home.creds / "steward.key.next", following.seed + "\n")
         async with space.administer() as admin:
-            assert (await admin.call("admin", "rotate_key"))["steward_key"] == following.id
+            assert (await admin.call(RotateKeyRequest())).steward_key == following.id
     await mark_head(space)
     await space.stop_steward()
     backup.put_back()
     steward = await space.start_steward()
     assert steward.table.steward_key == following.id
     async with space.agent("ada") as ada, space.core() as js:
-        assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+        assert (await ada.control.call(JoinRequest("general"))).state == "opened"
         table = await fold_log(js, space.info, 0)
         assert not table.void
         assert table.members_at("general", table.head + 1) == {ada.id}
@@ -289,7 +293,7 @@ async def test_an_ordinary_restart_is_not_a_regression(space: RealSpace, kill: b
         await post(space, "ada")  # before any steward is there
         steward = await space.start_steward()
         assert steward.marks.file.regressions == []
-    assert (await health(space))["healthy"]
+    assert (await health(space)).healthy
 
 
 async def test_what_retention_removed_is_not_a_regression(space: RealSpace) -> None:
@@ -298,7 +302,7 @@ async def test_what_retention_removed_is_not_a_regression(space: RealSpace) -> N
         await post(space, "ada")
         await mark_head(space)
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "off", "archive": "off"})
+        await admin.call(ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="off", archive="off")))
     async with space.core() as js:
 
         async def is_empty() -> bool:
@@ -309,7 +313,7 @@ async def test_what_retention_removed_is_not_a_regression(space: RealSpace) -> N
         await space.stop_steward()
         await space.restart_broker(kill=kill)
         assert (await space.start_steward()).marks.file.regressions == []
-    assert (await health(space))["healthy"]
+    assert (await health(space)).healthy
 
 
 async def test_a_clean_stop_remembers_the_last_record(space: RealSpace, backup: Backup) -> None:
@@ -376,8 +380,8 @@ async def test_an_endpoint_that_stays_up_while_the_log_goes_backwards_joins_agai
             sent = await ada.send(channel, f"new in {channel}", timeout=10)
             assert sent.seq <= last.seq, "a sequence that bob has seen before"
         assert sorted(await texts(bob, 2)) == ["new in general", "new in later"]
-        held = (await bob.connection.call("member", "list"))["memberships"]
-        assert {each["pattern"] for each in held} == set(places)
+        held = (await bob.connection.call(MembershipsRequest())).memberships
+        assert {each.pattern for each in held} == set(places)
         assert len(bob.inbox) == 0, "what the log kept is not surfaced again"
     assert [type(each) for each in errors if isinstance(each, LogRegressed)] == [LogRegressed]
 
@@ -553,7 +557,7 @@ async def test_a_reader_tells_the_steward_of_a_log_that_was_put_back_together_wi
         assert sum(isinstance(each, LogRegressed) for each in errors) == 1
         assert [each.kind for each in notices] == ["set_back"]
         said = await health(space)
-        assert "the log went backwards" in said["problems"][0]
+        assert "the log went backwards" in said.problems[0]
         # once is enough, whoever remembers it too
         async with connect(space, "bob", channels=["general"], state=state) as bob:
             assert len(bob.inbox) == 0
@@ -568,26 +572,27 @@ async def test_what_only_a_reader_says_of_the_log_concerns_that_reader_and_is_na
     await post(space, "ada")
     epoch = await epoch_of(space)
     async with space.agent("ada") as ada:
-        joined = await ada.control.call("member", "join", pattern="general", epoch=epoch)
-        seq, mark, _, proof = joined["stamp"]
-        assert joined["agreed"] is None
-        again = await ada.control.call("member", "join", pattern="general", epoch=epoch, marks=[joined["stamp"]])
-        assert (again["agreed"], again["epoch"]) == (None, epoch)
+        joined = await ada.control.call(JoinRequest("general", epoch=epoch))
+        assert joined.stamp is not None
+        seq, mark, proof = joined.stamp.seq, joined.stamp.mark, joined.stamp.proof
+        assert joined.agreed is None
+        again = await ada.control.call(JoinRequest("general", epoch=epoch, marks=(joined.stamp,)))
+        assert (again.agreed, again.epoch) == (None, epoch)
         for forged in (
-            [seq, "0" * 20],
-            [seq, "0" * 20, epoch, proof],
-            [seq + 5, mark, epoch, proof],
-            [seq, "0" * 20, "another", proof],
+            Stamp(seq, "0" * 20),
+            Stamp(seq, "0" * 20, epoch, proof),
+            Stamp(seq + 5, mark, epoch, proof),
+            Stamp(seq, "0" * 20, "another", proof),
         ):
-            claims = [forged, [seq - 1, "no such record"], joined["stamp"] if forged[0] != seq else [1, ""]]
-            told = await ada.control.call("member", "join", pattern="general", epoch=epoch, marks=claims)
-            assert told["epoch"] == epoch == await epoch_of(space)
-            assert told["agreed"] == (seq if forged[0] != seq else 0)
+            claims = (forged, Stamp(seq - 1, "no such record"), joined.stamp if forged.seq != seq else Stamp(1, ""))
+            told = await ada.control.call(JoinRequest("general", epoch=epoch, marks=claims))
+            assert told.epoch == epoch == await epoch_of(space)
+            assert told.agreed == (seq if forged.seq != seq else 0)
         with pytest.raises(UsageError):
-            await ada.control.call("member", "join", pattern="general", marks=[["x"]])
+            await raw_call(ada.control, "member", "join", pattern="general", marks=[["x"]])
     said = await health(space)
-    assert (said["healthy"], said["regressions"]) == (True, [])
-    assert len(said["doubts"]) == 1
+    assert (said.healthy, said.regressions) == (True, ())
+    assert len(said.doubts) == 1
     assert "ada remembers another record at" in caplog.text
 
 
@@ -608,9 +613,9 @@ async def test_marks_are_not_among_what_is_copied_and_damaged_ones_are_put_aside
     home.marks.write_text(home.marks.read_text()[:-40])
     await space.start_steward()
     said = await health(space)
-    assert "could not be read and lies in" in said["problems"][0]
+    assert "could not be read and lies in" in said.problems[0]
     assert len(list(home.marks.parent.glob("main.json.damaged-*"))) == 1
     async with space.administer() as admin:
         assert damaged(space) == {"AUD_main"}
-        assert (await admin.call("admin", "acknowledge"))["acknowledged"] == 2
-    assert (await health(space))["healthy"]
+        assert (await admin.call(AcknowledgeRequest())).acknowledged == 2
+    assert (await health(space)).healthy

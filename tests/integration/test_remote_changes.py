@@ -9,7 +9,17 @@ import tidings
 from tidings.admin.agents import AgentFile
 from tidings.client.connect import connect_directly
 from tidings.client.live import MembershipChange
-from tidings.contract.channels import LeaveRequest
+from tidings.contract.admin import ChangeSpaceRequest
+from tidings.contract.channels import (
+    ChangeChannelRequest,
+    ChannelChangedAnswer,
+    JoinAnswer,
+    JoinRequest,
+    LeaveAnswer,
+    LeaveRequest,
+    MembershipRow,
+    MembershipsRequest,
+)
 from tidings.contract.core import Request
 from tidings.errors import ConflictError, StewardUnreachable
 from tidings_testing.real_space import TEST_INTERVALS, RealSpace
@@ -25,52 +35,55 @@ async def test_an_operation_takes_effect_once_whatever_happened_in_between_and_w
 ) -> None:
     async with pair.agent("ada", reconnect=True) as ada:
 
-        async def ask(do: str, op: str, **arguments: Any) -> dict[str, Any]:
-            return await ada.control.call("member", do, op=op, pattern="general", **arguments)
+        async def join(op: str) -> JoinAnswer:
+            return await ada.control.call(JoinRequest("general"), op=op)
 
-        joined = await ask("join", "join-one-A")
-        left = await ask("leave", "leave-one-B")
-        again = await ask("join", "join-one-A")
-        assert (again["state"], again["seq"], again["left"]) == ("opened", joined["seq"], left["seq"])
-        assert (await ada.control.call("member", "list"))["memberships"] == [], "it joined once, and that is over"
-        newer = await ask("join", "join-two-C")
-        assert newer["seq"] > left["seq"]
+        async def leave(op: str, joined: int | None = None) -> LeaveAnswer:
+            return await ada.control.call(LeaveRequest("general", joined), op=op)
+
+        joined = await join("join-one-A")
+        left = await leave("leave-one-B")
+        again = await join("join-one-A")
+        assert (again.state, again.seq, again.left) == ("opened", joined.seq, left.seq)
+        assert (await ada.control.call(MembershipsRequest())).memberships == (), "it joined once, and that is over"
+        newer = await join("join-two-C")
+        assert newer.seq > left.seq
         for steward in ("the same", "the next"):
             if steward == "the next":
                 await pair.stop_steward()
                 await pair.start_steward(TEST_INTERVALS)
-            again = await ask("leave", "leave-one-B")
-            assert (again["state"], again["seq"], again["open"]) == ("left", left["seq"], newer["seq"])
-            late = await ask("leave", f"late-leave-{steward}", joined=joined["seq"])
-            assert (late["state"], late["seq"]) == ("left", left["seq"]), "what it named was over already"
-            assert (await ask("join", "join-one-A"))["seq"] == joined["seq"]
-            held = (await ada.control.call("member", "list"))["memberships"]
-            assert held == [{"pattern": "general", "joined": newer["seq"]}]
-        resumed = await ask("join", "join-again")
-        assert (resumed["state"], resumed["seq"]) == ("resumed", newer["seq"])
-        end = await ask("leave", "leave-two", joined=newer["seq"])
-        assert (await ask("join", "join-again"))["left"] == end["seq"], "nor does one that found a membership open one"
+            repeat = await leave("leave-one-B")
+            assert (repeat.state, repeat.seq, repeat.open) == ("left", left.seq, newer.seq)
+            late = await leave(f"late-leave-{steward}", joined.seq)
+            assert (late.state, late.seq) == ("left", left.seq), "what it named was over already"
+            assert (await join("join-one-A")).seq == joined.seq
+            held = (await ada.control.call(MembershipsRequest())).memberships
+            assert held == (MembershipRow("general", newer.seq),)
+        resumed = await join("join-again")
+        assert (resumed.state, resumed.seq) == ("resumed", newer.seq)
+        end = await leave("leave-two", newer.seq)
+        assert (await join("join-again")).left == end.seq, "nor does one that found a membership open one"
         with pytest.raises(ConflictError, match="used for something else"):
-            await ask("join", "leave-two")
-        assert (await ada.control.call("member", "list"))["memberships"] == []
+            await join("leave-two")
+        assert (await ada.control.call(MembershipsRequest())).memberships == ()
 
 
 async def test_settings_that_are_repeated_late_do_not_undo_newer_ones(pair: RealSpace) -> None:
     await pair.add("carol", manage=["general"])
     async with pair.agent("carol") as carol:
 
-        async def set_to(replay: bool, op: str) -> dict[str, Any]:
-            return await carol.control.call("channel", "set", op=op, channel="general", replay=replay)
+        async def set_to(replay: bool, op: str) -> ChannelChangedAnswer:
+            return await carol.control.call(ChangeChannelRequest("general", replay=replay), op=op)
 
         first = await set_to(False, "set-one-A")
         await set_to(True, "set-two-B")
         again = await set_to(False, "set-one-A")
-        assert (again["seq"], again["replay"]) == (first["seq"], True)
+        assert (again.seq, again.replay) == (first.seq, True)
     async with pair.administer() as admin:
-        first = await admin.call("admin", "space_set", op="space-one-A", keep_age=100)
-        await admin.call("admin", "space_set", op="space-two-B", keep_age=200)
-        again = await admin.call("admin", "space_set", op="space-one-A", keep_age=100)
-        assert (again["seq"], again["space"]["keep_age"]) == (first["seq"], 200)
+        changed = await admin.call(ChangeSpaceRequest(keep_age=100), op="space-one-A")
+        await admin.call(ChangeSpaceRequest(keep_age=200), op="space-two-B")
+        repeat = await admin.call(ChangeSpaceRequest(keep_age=100), op="space-one-A")
+        assert (repeat.seq, repeat.space.keep_age) == (changed.seq, 200)
 
 
 async def test_what_another_program_of_the_agent_joins_or_leaves_reaches_the_one_that_runs(space: RealSpace) -> None:
@@ -113,14 +126,14 @@ async def test_join_confirms_what_it_says_and_leave_ends_what_stands_now(
         monkeypatch.setattr(moves, "_on_row", lambda _row: None)
         ada.roster.on_own_row.clear()  # as if the roster had not told yet
         first = ada._channels.memberships["general"].record
-        await raw.control.call("member", "leave", pattern="general")
+        await raw.control.call(LeaveRequest("general"))
         joined = await ada.join("general")
         assert joined.state == "opened"
         assert joined.seq > first, "it was left elsewhere, so this is a new membership and not the remembered one"
-        await raw.control.call("member", "leave", pattern="general")
-        newer = await raw.control.call("member", "join", pattern="general")
+        await raw.control.call(LeaveRequest("general"))
+        newer = await raw.control.call(JoinRequest("general"))
         left = await ada.leave("general")
-        assert (left.state, left.seq > newer["seq"], left.open) == ("left", True, None)
+        assert (left.state, left.seq > newer.seq, left.open) == ("left", True, None)
         assert (await ada.leave("general")).state == "absent"
         await ada.watch("general")
         assert (await ada.join("general")).state == "opened", "looking is not being in"
@@ -155,16 +168,16 @@ async def test_a_leave_asked_again_because_its_answer_was_lost_does_not_end_what
         with pytest.raises((StewardUnreachable, asyncio.CancelledError)):
             await ada.leave("general")
         monkeypatch.setattr(ada.connection, "call", call)
-        newer = await raw.control.call("member", "join", pattern="general")
-        assert newer["state"] == "opened", "the leave was done"
+        newer = await raw.control.call(JoinRequest("general"))
+        assert newer.state == "opened", "the leave was done"
         again = await ada.leave("general")
-        assert (again.state, again.open, ada.joined) == ("left", newer["seq"], [])
-        assert again.seq < newer["seq"]
-        held = (await raw.control.call("member", "list"))["memberships"]
-        assert held == [{"pattern": "general", "joined": newer["seq"]}]
+        assert (again.state, again.open, ada.joined) == ("left", newer.seq, [])
+        assert again.seq < newer.seq
+        held = (await raw.control.call(MembershipsRequest())).memberships
+        assert held == (MembershipRow("general", newer.seq),)
         now = await ada.leave("general")
         assert (now.state, now.open) == ("left", None), "asked anew it ends what stands now"
-        assert (await raw.control.call("member", "list"))["memberships"] == []
+        assert (await raw.control.call(MembershipsRequest())).memberships == ()
 
 
 async def test_a_leave_ends_a_newer_membership_this_program_heard_of_though_its_first_leave_got_no_answer(
@@ -185,12 +198,12 @@ async def test_a_leave_ends_a_newer_membership_this_program_heard_of_though_its_
             patch.setattr(bob.connection, "call", losing)
             with pytest.raises(StewardUnreachable):
                 await bob.leave("general")
-        newer = await raw.control.call("member", "join", pattern="general")
+        newer = await raw.control.call(JoinRequest("general"))
         await eventually(
-            lambda: heard[-1:] == [MembershipChange("general", "joined", newer["seq"])], what="it hears of the new one"
+            lambda: heard[-1:] == [MembershipChange("general", "joined", newer.seq)], what="it hears of the new one"
         )
         assert (await bob.leave("general")).open is None
-        assert (await raw.control.call("member", "list"))["memberships"] == []
+        assert (await raw.control.call(MembershipsRequest())).memberships == ()
 
 
 async def test_a_membership_that_was_left_elsewhere_while_away_is_not_joined_again_by_coming_back(
@@ -200,12 +213,12 @@ async def test_a_membership_that_was_left_elsewhere_while_away_is_not_joined_aga
         heard: list[MembershipChange] = []
         bob.on("membership", heard.append)
         bob.roster.on_own_row.clear()
-        left = await raw.control.call("member", "leave", pattern="general")
+        left = await raw.control.call(LeaveRequest("general"))
         bob.reconnect()
         await eventually(lambda: bob.joined == [], what="it hears that it left")
-        assert heard == [MembershipChange("general", "left", left["seq"])]
+        assert heard == [MembershipChange("general", "left", left.seq)]
         await asyncio.sleep(0)
-        assert (await raw.control.call("member", "list"))["memberships"] == []
+        assert (await raw.control.call(MembershipsRequest())).memberships == ()
 
 
 async def test_whoever_was_away_while_its_access_was_narrowed_and_restored_is_told_which_memberships_that_closed(

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import pytest
 
 from folded_log import fold_log
 from tidings.admin.agents import AgentFile
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
+from tidings.contract.agents import HealthRequest
+from tidings.contract.channels import ChangeChannelRequest, JoinRequest, LeaveRequest
+from tidings.contract.mail import DeadLettersRequest
 from tidings.errors import UsageError
 from tidings.model.projection import Table
 from tidings.model.task_rules import TaskState
@@ -32,7 +37,7 @@ from tools.generated import generate_log
 from tools.pouring import pour
 
 CHAT = "td.main.chat.>"
-OFF = {"deliver": "off", "archive": "off"}
+OFF = PartsChange(deliver="off", archive="off")
 #: a steward that tends nothing by itself
 IDLE = Intervals(lease_ttl=60, gate=60, retention=60, marks=60)
 
@@ -47,9 +52,9 @@ async def sequences(js: JetStream, subject_filter: str = CHAT) -> list[int]:
     return [record.seq async for page in js.read("LOG_main", subject_filter, 1, head) for record in page]
 
 
-async def set_space(space: RealSpace, **settings: Any) -> None:
+async def set_space(space: RealSpace, settings: ChangeSpaceRequest) -> None:
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", **settings)
+        await admin.call(settings)
 
 
 async def post_many(agent: AgentClient, count: int, size: int = 100) -> list[int]:
@@ -84,17 +89,17 @@ def test_the_floor_is_the_least_of_what_counts() -> None:
 async def test_a_pipeline_that_was_never_started_holds_everything_until_it_is_switched_off(space: RealSpace) -> None:
     await space.add("ada")
     async with space.agent("ada") as ada, space.core() as js:
-        await ada.control.call("member", "join", pattern="general")
+        await ada.control.call(JoinRequest("general"))
         posted = await post_many(ada, 20)
-        await set_space(space, keep_age=0, parts={"archive": "on"})
+        await set_space(space, ChangeSpaceRequest(keep_age=0, parts=PartsChange(archive="on")))
         await eventually(lambda: (last := serving(space).retention.last) and last.limit > posted[-1])
-        health = await ada.control.call("health", "ping")
-        assert (health["floor"], health["floor_held_by"]) == (0, "deliver")
-        await set_space(space, parts={"deliver": "off"})
+        health = await ada.control.call(HealthRequest())
+        assert (health.floor, health.floor_held_by) == (0, "deliver")
+        await set_space(space, ChangeSpaceRequest(parts=PartsChange(deliver="off")))
         await eventually(lambda: (last := serving(space).retention.last) and last.held_by == "archive")
         assert await sequences(js) == posted
         rulings = await sequences(js, "td.main.member.>")
-        await set_space(space, parts=OFF)
+        await set_space(space, ChangeSpaceRequest(parts=OFF))
 
         async def is_empty() -> bool:
             return await sequences(js) == []
@@ -102,7 +107,7 @@ async def test_a_pipeline_that_was_never_started_holds_everything_until_it_is_sw
         await eventually(is_empty, what="messages below the floor are gone")
         assert await sequences(js, "td.main.member.>") == rulings
         assert await sequences(js, "td.main.acl.>") != []
-        assert (await ada.control.call("member", "join", pattern="general"))["state"] == "resumed"
+        assert (await ada.control.call(JoinRequest("general"))).state == "resumed"
 
 
 @pytest.mark.usefixtures("archive_exists")
@@ -113,7 +118,7 @@ async def test_the_slowest_part_holds_the_floor(space: RealSpace) -> None:
         state = StateBucket(js, space.subjects)
         await state.put("floor.deliver", {"seq": posted[20]}, 0)
         await state.put("floor.archive.log", {"seq": posted[10]}, 0)
-        await set_space(space, keep_age=0, parts={"archive": "on"})
+        await set_space(space, ChangeSpaceRequest(keep_age=0, parts=PartsChange(archive="on")))
 
         async def is_cut() -> bool:
             return await sequences(js) == posted[10:]
@@ -122,7 +127,7 @@ async def test_the_slowest_part_holds_the_floor(space: RealSpace) -> None:
         await a_round(space)
         assert await sequences(js) == posted[10:]
         assert await read_floor(state) == posted[10]
-        assert (await ada.control.call("health", "ping"))["floor_held_by"] == "archive"
+        assert (await ada.control.call(HealthRequest())).floor_held_by == "archive"
 
 
 async def test_the_floor_is_written_before_anything_is_removed_and_purges_go_in_steps(
@@ -134,7 +139,7 @@ async def test_the_floor_is_written_before_anything_is_removed_and_purges_go_in_
     await space.add("ada")
     async with space.agent("ada") as ada, space.core() as js:
         posted = await post_many(ada, 45)
-        await set_space(space, keep_age=0, parts=OFF)
+        await set_space(space, ChangeSpaceRequest(keep_age=0, parts=OFF))
         state = StateBucket(js, space.subjects)
         cuts: list[int] = []
         purge = steward.js.purge
@@ -159,7 +164,7 @@ async def test_a_message_that_arrives_while_age_is_measured_is_not_taken_for_old
     await space.stop_steward()
     steward = await space.start_steward(IDLE)
     await space.add("ada")
-    await set_space(space, keep_age=3600, parts=OFF)
+    await set_space(space, ChangeSpaceRequest(keep_age=3600, parts=OFF))
     async with space.agent("ada") as ada, space.core() as js:
         first_after, arrived = steward.js.first_after, list[int]()
 
@@ -180,7 +185,7 @@ async def test_retention_by_size_keeps_the_newest_messages_that_fit(space: RealS
     await space.add("ada")
     async with space.agent("ada") as ada, space.core() as js:
         posted = await post_many(ada, 300, 1_000)
-        await set_space(space, keep_bytes=150_000, parts=OFF)
+        await set_space(space, ChangeSpaceRequest(keep_bytes=150_000, parts=OFF))
 
         async def fits() -> bool:
             return bool((await js.info("LOG_main"))["state"]["bytes"] <= 150_000)
@@ -196,10 +201,10 @@ async def test_small_rulings_do_not_make_retention_cut_too_far(space: RealSpace)
     await space.add("ada", manage=[">"])
     async with space.agent("ada") as ada, space.core() as js:
         for number in range(300):
-            await ada.control.call("channel", "set", channel=f"c{number}", description="small")
+            await ada.control.call(ChangeChannelRequest(f"c{number}", description="small"))
         posted = await post_many(ada, 60, 4_000)
         used = (await js.info("LOG_main"))["state"]["bytes"]
-        await set_space(space, keep_bytes=used - 100_000, parts=OFF)
+        await set_space(space, ChangeSpaceRequest(keep_bytes=used - 100_000, parts=OFF))
 
         async def shrunk() -> bool:
             return bool((await js.info("LOG_main"))["state"]["bytes"] <= used - 99_000)
@@ -265,9 +270,9 @@ async def test_the_fold_after_a_purge_equals_the_fold_before_at_and_above_the_fl
 async def test_memberships_older_than_any_limit_survive_restart_and_kill(space: RealSpace) -> None:
     await space.add("ada")
     async with space.agent("ada") as ada, space.core() as js:
-        joined = (await ada.control.call("member", "join", pattern="general"))["seq"]
+        joined = (await ada.control.call(JoinRequest("general"))).seq
         await post_many(ada, 5)
-        await set_space(space, keep_age=0, parts=OFF)
+        await set_space(space, ChangeSpaceRequest(keep_age=0, parts=OFF))
 
         async def is_empty() -> bool:
             return await sequences(js) == []
@@ -276,8 +281,8 @@ async def test_memberships_older_than_any_limit_survive_restart_and_kill(space: 
     for kill in (False, True):
         await space.restart_broker(kill=kill)
         async with space.agent("ada") as ada:
-            told = await insist(lambda agent=ada: agent.control.call("member", "join", pattern="general"))  # type: ignore[misc]
-            assert (told["state"], told["seq"]) == ("resumed", joined)
+            told = await insist(partial(ada.control.call, JoinRequest("general")))
+            assert (told.state, told.seq) == ("resumed", joined)
 
 
 # --- the gate ----------------------------------------------------------------------------------------------------
@@ -313,7 +318,7 @@ async def test_a_full_log_closes_its_gate_and_ruling_goes_on(tmp_path: Path) -> 
     async with real_space(tmp_path / "home", budget=full()) as space:
         await space.add("ada", read=["general", "ops"])
         async with space.agent("ada", reconnect=True) as ada, space.core() as js:
-            await ada.control.call("member", "join", pattern="ops")
+            await ada.control.call(JoinRequest("ops"))
             acknowledged, _ = await fill(ada)
 
             async def is_closed() -> bool:
@@ -322,11 +327,11 @@ async def test_a_full_log_closes_its_gate_and_ruling_goes_on(tmp_path: Path) -> 
             await eventually(is_closed, what="the gate is closed")
             with pytest.raises(NoResponders):
                 await ada.post("general", b"refused")
-            health = await ada.control.call("health", "ping")
-            assert not health["healthy"]
-            assert "log is full" in health["problems"][0]
-            assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
-            assert (await ada.control.call("member", "leave", pattern="general"))["state"] == "left"
+            health = await ada.control.call(HealthRequest())
+            assert not health.healthy
+            assert "log is full" in health.problems[0]
+            assert (await ada.control.call(JoinRequest("general"))).state == "opened"
+            assert (await ada.control.call(LeaveRequest("general"))).state == "left"
             async with space.administer() as admin:
                 narrowed = await admin.set_access("ada", AgentFile("ada", read=("general",), post=("general",)))
             assert narrowed.closed == ["ops"]
@@ -334,12 +339,12 @@ async def test_a_full_log_closes_its_gate_and_ruling_goes_on(tmp_path: Path) -> 
             await space.start_steward()
             assert await sequences(js) == acknowledged
         async with space.agent("ada") as ada, space.core() as js:
-            await set_space(space, keep_bytes=full() // 2, parts=OFF)
+            await set_space(space, ChangeSpaceRequest(keep_bytes=full() // 2, parts=OFF))
             resumed = await insist_on_posting(ada)
             assert resumed > acknowledged[-1]
             left = await sequences(js)
             assert left[:-1] == acknowledged[-len(left[:-1]) :]
-            assert (await ada.control.call("health", "ping"))["healthy"]
+            assert (await ada.control.call(HealthRequest())).healthy
 
 
 async def insist_on_posting(agent: AgentClient) -> int:
@@ -363,7 +368,7 @@ async def test_a_steward_that_starts_on_a_log_full_to_the_brim_takes_its_lease(t
             assert steward.gate is not None
             assert steward.gate.state is not None
             assert not steward.gate.state.open
-            assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+            assert (await ada.control.call(JoinRequest("general"))).state == "opened"
             assert await sequences(js) == acknowledged
 
 
@@ -373,9 +378,11 @@ async def test_a_ruling_or_a_renewal_refused_for_want_of_room_closes_the_gate_it
         async with space.agent("ada") as ada, space.core() as js:
             acknowledged = await fill_to_the_brim(ada)
             assert (await gate_state(js, space.subjects)).open
-            assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+            assert (await ada.control.call(JoinRequest("general"))).state == "opened"
             assert not (await gate_state(js, space.subjects)).open
-            assert not (await ada.control.call("health", "ping"))["gate"]["open"]
+            gate = (await ada.control.call(HealthRequest())).gate
+            assert gate is not None
+            assert not gate.open
             assert await sequences(js) == acknowledged
 
 
@@ -396,9 +403,10 @@ async def test_health_warns_before_the_log_is_full_and_says_what_retention_waits
             await post_many(ada, 190, 8_000)
             await a_round(space)
             await a_round(space)
-            health = await ada.control.call("health", "ping")
-            assert health["gate"]["open"]
-            assert "retention waits for" in health["problems"][0]
+            health = await ada.control.call(HealthRequest())
+            assert health.gate is not None
+            assert health.gate.open
+            assert "retention waits for" in health.problems[0]
 
 
 async def test_closing_and_opening_the_gate_under_load_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -411,7 +419,7 @@ async def test_closing_and_opening_the_gate_under_load_loses_nothing_that_was_ac
                 return [await insist_on_posting(ada) for _ in range(20)]
 
             posting = asyncio.create_task(keep_posting())
-            await set_space(space, keep_bytes=full() // 2, parts=OFF)
+            await set_space(space, ChangeSpaceRequest(keep_bytes=full() // 2, parts=OFF))
             acknowledged += await asyncio.wait_for(posting, 20)
             left = await sequences(js)
             assert left == [seq for seq in acknowledged if seq >= left[0]]
@@ -428,8 +436,8 @@ async def side(js: JetStream, stream: str) -> int:
 async def test_an_archive_is_off_and_switching_it_on_is_refused_until_one_exists(space: RealSpace) -> None:
     assert serving(space).space.settings().parts == Parts(deliver="on", archive="off")
     with pytest.raises(UsageError, match="Cannot set archive=on: the archive does not exist yet"):
-        await set_space(space, keep_age=0, parts={"archive": "on"})
-    await set_space(space, parts={"archive": "off"})
+        await set_space(space, ChangeSpaceRequest(keep_age=0, parts=PartsChange(archive="on")))
+    await set_space(space, ChangeSpaceRequest(parts=PartsChange(archive="off")))
     assert (serving(space).space.settings().parts.archive, serving(space).space.settings().keep_age) == (
         "off",
         None,
@@ -452,13 +460,13 @@ async def test_receipts_go_by_age_once_the_archive_has_them_and_are_counted(calm
         seqs = [await js.publish(s.audit("receipt", "x"), b"{}") for _ in range(6)]
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == 6, "young"
-        await set_space(space, keep_receipts=0, parts={"archive": "on"})
+        await set_space(space, ChangeSpaceRequest(keep_receipts=0, parts=PartsChange(archive="on")))
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == 6, "not archived"
         await StateBucket(js, s).put("floor.archive.aud", {"seq": seqs[4]}, 0)
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == 2
-        await set_space(space, parts={"archive": "off"})
+        await set_space(space, ChangeSpaceRequest(parts=PartsChange(archive="off")))
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == 0
         assert serving(space).sides.removed == {"receipts": 6, "dead": 0}
@@ -468,7 +476,7 @@ async def test_receipts_go_by_age_once_the_archive_has_them_and_are_counted(calm
 @pytest.mark.usefixtures("archive_exists")
 async def test_a_side_stream_that_is_nearly_full_loses_its_oldest_or_says_who_holds_it(calm: RealSpace) -> None:
     space, s = calm, calm.subjects
-    await set_space(space, parts={"archive": "on"})
+    await set_space(space, ChangeSpaceRequest(parts=PartsChange(archive="on")))
     async with space.core() as js:
         count = 0
         while (await js.info(s.audit_stream))["state"]["bytes"] < 0.85 * 1024 * 1024 / 16:
@@ -477,7 +485,7 @@ async def test_a_side_stream_that_is_nearly_full_loses_its_oldest_or_says_who_ho
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == count
         assert "AUD_main is nearly full and waits for the archive" in (await serving(space).health.facts()).problems[0]
-        await set_space(space, parts={"archive": "off"})
+        await set_space(space, ChangeSpaceRequest(parts=PartsChange(archive="off")))
         await serving(space).sides.run()
         assert await side(js, s.audit_stream) == count - count // 4
         assert (await js.following(s.audit_stream, f"{s.root}.aud.>", 1)).seq == count // 4 + 1  # type: ignore[union-attr]
@@ -525,9 +533,9 @@ async def test_dead_letters_that_were_removed_are_not_listed(calm: RealSpace, mo
             await js.publish(s.dead("task", str(number)), b"x")
         monkeypatch.setattr(side_streams, "MOST_DEAD", 3)
         await steward.sides.run()
-        said = await ada.control.call("dead", "list")
-        assert [each["seq"] for each in said["dead"]] == [2]
-        assert said["mail"] == []
+        said = await ada.control.call(DeadLettersRequest())
+        assert [each.seq for each in said.dead] == [2]
+        assert said.mail == ()
         told = steward.store.told_to(ada.id)
         assert [each.count for each in told] == [3], "and whose they were is told, once for all of them"
         assert "(2 of channel messages, 1 of tasks)" in told[0].text
@@ -545,10 +553,10 @@ async def test_letters_that_grew_old_go_once_a_day_and_their_owners_hear_of_it(
         steward.tasks.holds.book.end(await steward.tasks.holds.records.write_dead(task, TaskCause.FAILED, None, ""))
         monkeypatch.setattr(side_streams, "DEAD_KEPT", 0)
         await steward.sides.run()
-        assert len((await ada.control.call("dead", "list"))["dead"]) == 1, "it is of today"
+        assert len((await ada.control.call(DeadLettersRequest())).dead) == 1, "it is of today"
         monkeypatch.setattr(side_streams, "DEAD_KEPT", -side_streams.DAY)
         await steward.sides.run()
-        assert (await ada.control.call("dead", "list"))["dead"] == []
+        assert (await ada.control.call(DeadLettersRequest())).dead == ()
         assert [each.count for each in steward.store.told_to(ada.id)] == [1]
 
 

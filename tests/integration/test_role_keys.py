@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,6 +24,8 @@ from tidings.admin.inviting import Inviter, reach_of
 from tidings.admin.listening import announce_authority, change_authority, listen_on
 from tidings.admin.rotation import recall_voided, rotate_pipeline, rotate_steward
 from tidings.client.connect import connect_directly
+from tidings.contract.admin import IssuedAnswer, IssuedRequest
+from tidings.contract.agents import HealthRequest
 from tidings.errors import AuthRevoked, ConfigError, UnreachableError, UntrustedServer, UsageError
 from tidings.nats import jwt
 from tidings.nats.client import connect
@@ -72,7 +73,7 @@ async def test_the_stewards_keys_are_new_and_the_next_steward_serves_with_them(s
     steward = await space.start_steward()
     assert steward.table.steward_key == said.steward_key
     async with space.agent("ada") as ada:
-        assert (await ada.control.call("health", "ping"))["healthy"]
+        assert (await ada.control.call(HealthRequest())).healthy
 
 
 # --- credentials that end ---
@@ -246,7 +247,7 @@ async def test_the_steward_comes_back_and_invites_after_the_authority_is_another
     await listening.restart_broker()
     assert listening.steward is not None
     async with listening.administer() as admin:
-        assert (await eventually_asked(admin))["found"] == {}
+        assert (await eventually_asked(admin)).found == {}
         made = Invitation(id="", issued=0, expires=0, name="late", read=("general",), post=("general",))
         _, late = Inviter(admin).invite(made, 3_600, reach_of(admin, None))
     await accept(SpaceHome(tmp_path / "late", "main"), late, "")
@@ -254,10 +255,10 @@ async def test_the_steward_comes_back_and_invites_after_the_authority_is_another
         await agent.send("general", "it learned of both when it accepted")
 
 
-async def eventually_asked(admin: Administrator) -> dict[str, Any]:
+async def eventually_asked(admin: Administrator) -> IssuedAnswer:
     for _ in range(100):
         try:
-            return await admin.call("admin", "issued", ids=[])
+            return await admin.call(IssuedRequest())
         except UnreachableError:
             await asyncio.sleep(0.1)
     raise AssertionError("the steward did not come back")

@@ -10,7 +10,9 @@ import pytest
 import tidings
 from tidings.admin.agents import AgentFile
 from tidings.client.connect import connect_directly
-from tidings.contract.channels import RawRecord
+from tidings.contract.admin import RotateKeyRequest
+from tidings.contract.agents import BeatRequest
+from tidings.contract.channels import ChangeChannelRequest, RawRecord
 from tidings.errors import AmbiguousPeer, Superseded, TidingsError, UnknownPeer
 from tidings.util.private_files import write_private
 from tidings.wire.roster import Agent, Delta, sign_delta
@@ -212,7 +214,7 @@ async def test_the_roster_is_followed_through_a_rotation_of_the_stewards_key(spa
     async def rotate() -> None:
         write_private(space.home.creds / "steward.key.next", KeyPair.generate().seed + "\n")
         async with space.administer() as admin:
-            await admin.call("admin", "rotate_key")
+            await admin.call(RotateKeyRequest())
 
     async with connect(space, "ada") as ada:
         await rotate()
@@ -342,8 +344,7 @@ async def test_a_mention_on_a_live_channel_is_warned_of(space: RealSpace) -> Non
     await space.add("ada", manage=["general"])
     await space.add("bob")
     async with connect(space, "bob", channels=["general"]), connect(space, "ada") as ada:
-        settings: dict[str, Any] = {"channel": "general", "class": "live"}
-        await ada.connection.call("channel", "set", **settings)
+        await ada.connection.call(ChangeChannelRequest("general", cls="live"))
         assert (await ada.send("general", "hello", mentions=["bob"])).warnings == (), "its class is not known yet"
         await ada.join("general")
         assert "live channel" in (await ada.send("general", "hello", mentions=["bob"])).warnings[0]
@@ -384,8 +385,8 @@ async def test_every_request_of_these_services_is_answered_and_junk_is_counted(s
             for body in bodies:
                 reply = await ada.connection.request(space.subjects.control(service, ada.id), body, timeout=5)
                 assert json.loads(reply.data)["ok"] is False, (service, body)
-        beat = {"session": "session-1", "status": "idle"}
-        assert (await ada.control.call("presence", "beat", **beat))["boot"] == space.steward.roster.boot
+        beat = BeatRequest(session="session-1", status="idle")
+        assert (await ada.control.call(beat)).boot == space.steward.roster.boot
         counts = space.steward.dispatcher.counts
         refused = counts["refused"]
         await ada.connection.publish(space.subjects.control("presence", ada.id), b"junk")

@@ -6,6 +6,7 @@ import pytest
 
 import tidings
 from tidings.client.connect import connect_directly
+from tidings.contract.admin import UnreadRequest
 from tidings.errors import ConflictError
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
@@ -67,7 +68,7 @@ async def test_a_rotation_is_refused_while_something_is_unread_and_says_how_much
 
         async def is_read() -> bool:
             async with pair.administer() as admin:
-                return not (await admin.call("admin", "unread", id=hal.id))["words"]
+                return not (await admin.call(UnreadRequest(hal.id))).words
 
         await eventually(is_read, what="the mailbox is empty")
         async with pair.administer() as admin:

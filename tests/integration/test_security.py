@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tidings.admin.agents import LIVE, Ledger
+from tidings.contract.agents import HealthRequest
+from tidings.contract.channels import ChangeChannelRequest, ChannelsRequest, JoinRequest, LeaveRequest
 from tidings.errors import AuthRevoked, BrokerFailed, BrokerUnreachable, ConflictError, DeniedError, UnreachableError
 from tidings.model.task_rules import TaskBook, TaskState
 from tidings.nats import jwt
@@ -90,8 +92,8 @@ async def _run_and_look(root: Path) -> tuple[Report, dict[str, Any]]:
             left["damaged"] = gone, await read_store(space.home)
         await space.add("ada", read=[">"])
         async with space.agent("ada") as ada:
-            left["channels"] = (await ada.control.call("channel", "list"))["channels"]
-            left["dead"] = (await ada.control.call("health", "ping")).get("tasks", {}).get("dead", 0)
+            left["channels"] = (await ada.control.call(ChannelsRequest())).channels
+            left["dead"] = (await ada.control.call(HealthRequest())).tasks.get("dead", 0)
         return report, left
 
 
@@ -141,7 +143,7 @@ def test_the_suite_has_nobody_cut_it_needs_and_leaves_no_agent_channel_credentia
         "active": [],
         "members": {},
         "agents": [],
-        "channels": [],
+        "channels": (),
         "dead": 0,
         "DM_main": (0, 0),
         "TASK_main": (0, 0),
@@ -440,8 +442,8 @@ async def test_ruling_records_carry_no_message_id_and_no_name_in_their_subject(s
     await space.add("ada", read=["team.>"], manage=["team.>"])
     async with space.agent("ada") as ada:
         for pattern in ("team.>", "team.*", "team.backend"):
-            await ada.control.call("member", "join", pattern=pattern)
-        await ada.control.call("channel", "set", channel="team.backend", description="x")
+            await ada.control.call(JoinRequest(pattern))
+        await ada.control.call(ChangeChannelRequest("team.backend", description="x"))
     s = space.subjects
     async with space.core() as js:
         pages = [page async for page in js.read(s.log_stream, f"{s.root}.>", 1, 1_000)]
@@ -542,7 +544,7 @@ async def test_a_ruling_signed_by_another_key_is_void_on_a_real_log(space: RealS
     assert access.read == ("general",)
     async with space.agent("ada") as ada:
         with pytest.raises(DeniedError):
-            await ada.control.call("member", "join", pattern="secret")
+            await ada.control.call(JoinRequest("secret"))
 
 
 def _steward_key(space: RealSpace) -> KeyPair:
@@ -556,11 +558,11 @@ async def test_the_steward_rules_and_restarts_without_the_keys_that_mint(space: 
     space.home.keys.rename(away)
     try:
         async with space.agent("ada") as ada:
-            assert (await ada.control.call("member", "join", pattern="general"))["state"] == "opened"
+            assert (await ada.control.call(JoinRequest("general"))).state == "opened"
             await space.stop_steward()
             await space.start_steward()
-            assert (await ada.control.call("member", "join", pattern="ops"))["state"] == "opened"
-            assert (await ada.control.call("health", "ping"))["healthy"]
+            assert (await ada.control.call(JoinRequest("ops"))).state == "opened"
+            assert (await ada.control.call(HealthRequest())).healthy
     finally:
         away.rename(space.home.keys)
 
@@ -631,9 +633,9 @@ async def _busy(space: RealSpace, ada: AgentClient, done: asyncio.Event) -> int:
         rounds += 1
         await ada.post("general", b"{}")
         if rounds <= 40:  # joins are paced; the suite may take longer than what one agent may join in it
-            await ada.control.call("member", "join", pattern=f"team.n{rounds % 7}")
-            await ada.control.call("member", "leave", pattern=f"team.n{(rounds + 3) % 7}")
-        await ada.control.call("channel", "set", channel="general", description=f"round {rounds}")
+            await ada.control.call(JoinRequest(f"team.n{rounds % 7}"))
+            await ada.control.call(LeaveRequest(f"team.n{(rounds + 3) % 7}"))
+        await ada.control.call(ChangeChannelRequest("general", description=f"round {rounds}"))
         await ada.connection.request(space.subjects.direct(ada.id, ada.id), b"{}", timeout=5)
     return rounds
 

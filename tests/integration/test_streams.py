@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tidings.contract.channels import JoinRequest
 from tidings.errors import StreamMismatch
 from tidings.nats.errors import ApiError
 from tidings.nats.jetstream_api import NO_END
@@ -136,11 +137,11 @@ async def test_a_setting_that_was_changed_is_brought_back_and_told(
 async def test_memberships_are_still_there_after_a_reconciliation(space: RealSpace) -> None:
     await space.add("ada")
     async with space.agent("ada") as ada:
-        await ada.control.call("member", "join", pattern="general")
+        await ada.control.call(JoinRequest("general"))
         await change(space, "LOG_main", max_bytes=MIB)
         async with space.administer() as admin:
             await admin.provision()
-        assert (await ada.control.call("member", "join", pattern="general"))["state"] == "resumed"
+        assert (await ada.control.call(JoinRequest("general"))).state == "resumed"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ async def test_several_spaces_live_side_by_side_in_one_home(tmp_path: Path) -> N
             await space.add("ada")
         async with main.agent("ada") as there, lab.agent("ada") as here, lab.core() as js:
             for each in (there, here):
-                assert (await each.control.call("member", "join", pattern="general"))["state"] == "opened"
+                assert (await each.control.call(JoinRequest("general"))).state == "opened"
             before = (await js.info("LOG_lab"))["state"]["last_seq"]
             await there.post("general", b"to main only")
             assert (await js.info("LOG_lab"))["state"]["last_seq"] == before

@@ -9,6 +9,8 @@ import pytest
 
 import tidings
 from reviewing import PACE, book_of, connect, one, reviewers
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
+from tidings.contract.tasks import ClaimRequest, TaskBeatRequest
 from tidings.errors import (
     ConflictError,
     TaskDead,
@@ -36,7 +38,7 @@ async def test_a_deadline_ends_a_hold_however_the_worker_beats(space: RealSpace)
             await job.done("too late")
         for _ in range(3):
             with pytest.raises(ConflictError, match="deadline"):
-                await bob.connection.call("task", "beat", seq=job.seq)
+                await bob.connection.call(TaskBeatRequest(job.seq))
 
 
 async def test_a_task_nobody_took_in_time_fails_its_asker_at_once_and_names_the_deadline(space: RealSpace) -> None:
@@ -71,7 +73,7 @@ async def record_time(js: JetStream, seq: int) -> float:
 
 async def test_what_expired_unclaimed_leaves_the_queue_and_is_not_given_to_a_later_worker(space: RealSpace) -> None:
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", parts={"archive": "off"})
+        await admin.call(ChangeSpaceRequest(parts=PartsChange(archive="off")))
     async with connect(space, "ada") as ada, space.core() as js:
         gone = await ada.ask("painter", "gone", deadline=0.3)
         good = await ada.ask("painter", "good")
@@ -92,7 +94,7 @@ async def test_what_expired_unclaimed_leaves_the_queue_and_is_not_given_to_a_lat
 async def test_a_deadline_that_passes_after_a_steward_died_with_the_task_in_hand_is_noticed(space: RealSpace) -> None:
     """Pulled by a steward that then went, given to nobody: only the broker knows that it was never settled."""
     async with connect(space, "ada") as ada, space.agent("bob") as bob:
-        assert (await bob.control.call("task", "claim", role="reviewer", wait=0.1))["task"] is None
+        assert (await bob.control.call(ClaimRequest("reviewer", wait=0.1))).task is None
         ticket = await ada.ask("reviewer", "pulled", deadline=2.0)
         # the pull of bob's claim is still under way and takes it in; bob has gone
         await eventually(lambda: ticket.seq in book_of(space).open)

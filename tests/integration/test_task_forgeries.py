@@ -3,13 +3,23 @@
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from reviewing import connect, one, reviewers, signed_result
+from reviewing import claimed, connect, one, reviewers, signed_result
 from tidings.contract.channels import RawRecord
-from tidings.contract.tasks import TaskResultAnswer
+from tidings.contract.core import Request
+from tidings.contract.mail import DeadLetterRequest, DeadLettersRequest, DropLetterRequest, RetryLetterRequest
+from tidings.contract.tasks import (
+    ClaimRequest,
+    TaskBeatRequest,
+    TaskDoneRequest,
+    TaskFailRequest,
+    TaskResultAnswer,
+    TaskResultRequest,
+)
 from tidings.errors import (
     BadSignature,
     DeniedError,
@@ -22,6 +32,7 @@ from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.message import Sender
 from tidings.wire.signing import KeyPair
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.real_space import AgentClient, RealSpace
 
 
@@ -34,17 +45,17 @@ async def space(tmp_path: Path) -> AsyncIterator[RealSpace]:
 async def test_a_forged_result_is_refused_and_the_true_one_taken(space: RealSpace) -> None:
     async with connect(space, "ada") as ada, space.agent("bob") as bob, space.agent("cat") as cat:
         ticket = await ada.ask("reviewer", "one")
-        seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
+        seq = await claimed(bob)
         for forged in (
             signed_result(cat, ada.id, ticket.id),
             signed_result(bob, ada.id, "01890a5d-ac96-774b-bcce-b302099a8057"),
             signed_result(bob, cat.id, ticket.id),
         ):
             with pytest.raises(BadSignature):
-                await bob.control.call("task", "done", seq=seq, **forged)
+                await bob.control.call(TaskDoneRequest(seq, **forged))
         good = signed_result(bob, ada.id, ticket.id)
-        told = await bob.control.call("task", "done", seq=seq, **good)
-        assert await bob.control.call("task", "done", seq=seq, **good) == told, "the same answer again"
+        told = await bob.control.call(TaskDoneRequest(seq, **good))
+        assert await bob.control.call(TaskDoneRequest(seq, **good)) == told, "the same answer again"
         assert (await ticket.result(5)).text == "yes"
 
 
@@ -102,8 +113,8 @@ async def test_what_does_not_verify_is_never_handed_to_a_worker_and_becomes_a_de
         job = await one(bob)
         assert job.message.id == ticket.id, "the first thing a program sees is the real one"
         await job.done("yes")
-        dead = (await mal.control.call("dead", "list"))["dead"]
-        assert [(each["cause"], each["attempts"]) for each in dead] == [("malformed", 0)] * len(FORGERIES)
+        dead = (await mal.control.call(DeadLettersRequest())).dead
+        assert [(each.cause, each.attempts) for each in dead] == [("malformed", 0)] * len(FORGERIES)
 
 
 async def test_a_worker_verifies_for_itself_what_a_steward_hands_out(
@@ -130,12 +141,13 @@ async def test_a_worker_verifies_for_itself_what_a_steward_hands_out(
 async def test_a_worker_cannot_make_a_task_unfit_to_be_tried_again(space: RealSpace) -> None:
     async with connect(space, "ada") as ada, space.agent("ada") as raw, space.agent("bob") as bob:
         ticket = await ada.ask("reviewer", "fine")
-        await bob.control.call("task", "claim", role="reviewer", wait=2)
+        await bob.control.call(ClaimRequest("reviewer", wait=2))
+        fields = {"seq": ticket.seq, "reason": "spite", "retry": False, "cause": "malformed"}
         with pytest.raises(UsageError, match="unknown field 'cause'"):
-            await bob.control.call("task", "fail", seq=ticket.seq, reason="spite", retry=False, cause="malformed")
-        told = await bob.control.call("task", "fail", seq=ticket.seq, reason="spite", retry=False)
-        assert (told["state"], told["cause"]) == ("dead", "failed")
-        assert (await raw.control.call("dead", "retry", seq=ticket.seq))["state"] == "queued"
+            await raw_call(bob.control, "task", "fail", **fields)
+        told = await bob.control.call(TaskFailRequest(ticket.seq, reason="spite", retry=False))
+        assert (told.state, told.cause) == ("dead", "failed")
+        assert (await raw.control.call(RetryLetterRequest(seq=ticket.seq))).state == "queued"
 
 
 async def test_strangers_neither_settle_nor_see_nor_wait_for_a_task(space: RealSpace) -> None:
@@ -143,18 +155,20 @@ async def test_strangers_neither_settle_nor_see_nor_wait_for_a_task(space: RealS
     await space.add("mal", roles=["painter"])
     async with connect(space, "ada") as ada, space.agent("bob") as bob, space.agent("mal") as mal:
         ticket = await ada.ask("reviewer", "secret")
-        seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
-        for do, arguments in (
-            ("beat", {}),
-            ("done", signed_result(mal, ada.id, ticket.id)),
-            ("fail", {"reason": "spite", "retry": False}),
-        ):
+        seq = await claimed(bob)
+        settling: tuple[Request[Any], ...] = (
+            TaskBeatRequest(seq),
+            TaskDoneRequest(seq, **signed_result(mal, ada.id, ticket.id)),
+            TaskFailRequest(seq, "spite", retry=False),
+        )
+        for settle in settling:
             with pytest.raises(DeniedError, match="holds no task"):
-                await mal.control.call("task", do, seq=seq, **arguments)
-        assert (await mal.control.call("task", "result", id=ticket.id, seq=seq))["state"] == "unknown"
-        assert (await mal.control.call("task", "result", id=ticket.id))["state"] == "unknown"
-        await bob.control.call("task", "fail", seq=seq, reason="no", retry=False)
-        assert (await mal.control.call("dead", "list"))["dead"] == []
-        for do in ("show", "retry", "drop"):
+                await mal.control.call(settle)
+        assert (await mal.control.call(TaskResultRequest(ticket.id, seq=seq))).state == "unknown"
+        assert (await mal.control.call(TaskResultRequest(ticket.id))).state == "unknown"
+        await bob.control.call(TaskFailRequest(seq, reason="no", retry=False))
+        assert (await mal.control.call(DeadLettersRequest())).dead == ()
+        letters: tuple[Request[Any], ...] = (DeadLetterRequest(seq), RetryLetterRequest(seq), DropLetterRequest(seq))
+        for request in letters:
             with pytest.raises(UsageError, match="no dead letter"):
-                await mal.control.call("dead", do, seq=seq)
+                await mal.control.call(request)

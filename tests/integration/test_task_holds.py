@@ -1,7 +1,6 @@
 """Who holds a task holds it alone: through long work, death, second sessions and restarts, nothing is run twice."""
 
 import asyncio
-import base64
 import contextlib
 import signal
 from collections.abc import AsyncIterator
@@ -11,7 +10,8 @@ from typing import Any
 import pytest
 
 import tidings
-from reviewing import PACE, book_of, connect, one, results_in, reviewers, signed_result
+from reviewing import PACE, book_of, claimed, connect, one, results_in, reviewers, signed_result
+from tidings.contract.tasks import ClaimRequest, TaskBeatRequest, TaskDoneAnswer, TaskDoneRequest
 from tidings.errors import (
     ConflictError,
     OutcomeUnknown,
@@ -41,7 +41,7 @@ async def test_a_task_held_three_times_its_acknowledgement_time_is_not_run_twice
         ticket = await ada.ask("reviewer", "slow")
         job = await one(bob)
         cat.control.timeout = 10
-        assert (await cat.control.call("task", "claim", role="reviewer", wait=3.5))["task"] is None
+        assert (await cat.control.call(ClaimRequest("reviewer", wait=3.5))).task is None
         await job.done("at last")
         result = await ticket.result(5)
         assert (result.text, result.attempt) == ("at last", 1)
@@ -51,14 +51,14 @@ async def test_a_task_held_three_times_its_acknowledgement_time_is_not_run_twice
 async def test_a_worker_that_dies_loses_its_task_to_another(space: RealSpace) -> None:
     async with connect(space, "ada") as ada, space.agent("bob") as bob, connect(space, "cat") as cat:
         ticket = await ada.ask("reviewer", "one")
-        seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
+        seq = await claimed(bob)
         job = await one(cat)  # bob never beats
         assert (job.seq, job.attempt) == (seq, 2)
         with pytest.raises(ConflictError, match=f"given to {cat.id}"):
-            await bob.control.call("task", "done", seq=seq, **signed_result(bob, ada.id, ticket.id))
+            await bob.control.call(TaskDoneRequest(seq, **signed_result(bob, ada.id, ticket.id)))
         await job.done("mine")
         with pytest.raises(ConflictError, match="it is done by"):
-            await bob.control.call("task", "done", seq=seq, **signed_result(bob, ada.id, ticket.id))
+            await bob.control.call(TaskDoneRequest(seq, **signed_result(bob, ada.id, ticket.id)))
         result = await ticket.result(5)
         assert (result.text, result.worker, result.attempt) == ("mine", cat.id, 2)
 
@@ -119,15 +119,14 @@ async def test_a_session_that_fell_silent_is_superseded_and_its_result_is_not_ta
         taken = await one(newer)
         assert (taken.seq, taken.attempt) == (job.seq, 1), "taken over before it counts as lost"
         with pytest.raises(Superseded, match="another session of the same agent has it"):
-            await older.connection.call("task", "beat", seq=job.seq, session=older._tasks.session)
+            await older.connection.call(TaskBeatRequest(job.seq, session=older._tasks.session))
         with pytest.raises(Superseded):
             await job.fail("I am late", retry=False)
         assert job.lost is not None
         await taken.done("by the newer")
+        late = result_of(older, ada.id, ticket.id)
         with pytest.raises(Superseded, match="did it"):
-            await older.connection.call(
-                "task", "done", seq=job.seq, session=older._tasks.session, **result_of(older, ada.id, ticket.id)
-            )
+            await older.connection.call(TaskDoneRequest(job.seq, session=older._tasks.session, **late))
         assert (await ticket.result(5)).text == "by the newer"
     async with space.core() as js:
         assert len(await results_in(js)) == 1
@@ -137,7 +136,7 @@ def result_of(worker: tidings.Endpoint, asker: str, task_id: str) -> dict[str, A
     own = worker.identity
     payload = wire.compose(Sender(own.id, own.name), text="late", reply_to=task_id).raw
     sig = signing.sign(own.key, own.space_id, "result", f"{asker}.{task_id}", payload)
-    return {"result": base64.b64encode(payload).decode(), "sig": sig}
+    return {"result": payload, "sig": sig}
 
 
 async def test_a_hold_survives_a_restart_of_the_steward(space: RealSpace) -> None:
@@ -147,7 +146,7 @@ async def test_a_hold_survives_a_restart_of_the_steward(space: RealSpace) -> Non
         await space.stop_steward()
         await asyncio.sleep(1.2)  # past the acknowledgement time: the broker would deliver it again
         await space.start_steward(PACE)
-        assert (await cat.control.call("task", "claim", role="reviewer", wait=2.5))["task"] is None
+        assert (await cat.control.call(ClaimRequest("reviewer", wait=2.5))).task is None
         await job.done("still mine")
         result = await ticket.result(5)
         assert (result.text, result.attempt) == ("still mine", 1)
@@ -167,8 +166,8 @@ async def test_holds_survive_a_steward_killed_with_9_and_beats_resume_with_the_n
         held = book_of(space).open[ticket.seq]
         assert (held.worker, held.session, held.attempt) == (bob.id, bob._tasks.session, 1)
         # the next steward is quicker to call a worker silent; bob still beats at the pace of the one that died
-        told = await insist(lambda: bob.connection.call("task", "beat", seq=job.seq, session=bob._tasks.session))
-        assert told["state"] == "held"
+        told = await insist(lambda: bob.connection.call(TaskBeatRequest(job.seq, session=bob._tasks.session)))
+        assert told.state == "held"
         await job.done("through it all")
         result = await ticket.result(5)
         assert (result.text, result.attempt) == ("through it all", 1)
@@ -183,9 +182,9 @@ async def test_a_steward_killed_while_a_task_is_given_or_settled_leaves_one_resu
         await space.stop_steward()
         bob.control.timeout = 3
 
-        async def run() -> dict[str, Any]:
-            seq = (await bob.control.call("task", "claim", role="reviewer", wait=2))["task"]["seq"]
-            return await bob.control.call("task", "done", seq=seq, **signed_result(bob, ada.id, ticket.id))
+        async def run() -> TaskDoneAnswer:
+            seq = await claimed(bob)
+            return await bob.control.call(TaskDoneRequest(seq, **signed_result(bob, ada.id, ticket.id)))
 
         async with steward_child(space.home, failpoint=f"{failpoint}:kill") as doomed:
             with pytest.raises((OutcomeUnknown, UnreachableError)):
@@ -195,8 +194,8 @@ async def test_a_steward_killed_while_a_task_is_given_or_settled_leaves_one_resu
             done = signed_result(bob, ada.id, ticket.id)
             if failpoint == "tasks.after_hold":
                 await insist(run)
-            told = await insist(lambda: bob.control.call("task", "done", seq=ticket.seq, **done))
-            assert told["state"] == "done"
+            told = await insist(lambda: bob.control.call(TaskDoneRequest(ticket.seq, **done)))
+            assert told.state == "done"
             result = await ticket.result(10)
         assert (result.text, result.attempt) == ("yes", 1)
         assert len(await results_in(js)) == 1

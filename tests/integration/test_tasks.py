@@ -1,7 +1,6 @@
 """Tasks end to end: one worker each, a result for whoever asked, dead letters, roles and figures."""
 
 import asyncio
-import base64
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -12,8 +11,12 @@ from typing import Any
 import pytest
 
 import tidings
-from reviewing import PACE, book_of, connect, one, reviewers, steward_of
+from reviewing import PACE, book_of, claimed, connect, one, reviewers, steward_of
 from tidings.cli.running import task_words
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
+from tidings.contract.agents import HealthRequest
+from tidings.contract.mail import DeadLetterRequest, DeadLettersRequest, DropLetterRequest, RetryLetterRequest
+from tidings.contract.tasks import ClaimRequest, RoleAnswer, RoleRequest, TaskFailRequest
 from tidings.errors import (
     DeniedError,
     QueueFull,
@@ -76,17 +79,18 @@ async def test_a_worker_holds_one_task_and_a_second_claim_answers_the_same_hold(
     """F24: nobody can hoard tasks."""
     async with connect(space, "ada") as ada, space.agent("bob") as bob:
         first, _second = await ada.ask("reviewer", "one"), await ada.ask("reviewer", "two")
-        claim = await bob.control.call("task", "claim", role="reviewer", wait=2)
-        again = await bob.control.call("task", "claim", role="reviewer", wait=2)
+        claim = await bob.control.call(ClaimRequest("reviewer", wait=2))
+        again = await bob.control.call(ClaimRequest("reviewer", wait=2))
         assert claim == again
-        assert (claim["task"]["seq"], claim["attempt"]) == (first.seq, 1)
+        assert claim.task is not None
+        assert (claim.task.seq, claim.attempt) == (first.seq, 1)
 
 
 @pytest.mark.requirement("T5")
 async def test_who_does_not_hold_the_role_gets_no_task(space: RealSpace) -> None:
     async with space.agent("ada") as ada:
         with pytest.raises(DeniedError, match="does not hold the role reviewer"):
-            await ada.control.call("task", "claim", role="reviewer", wait=1)
+            await ada.control.call(ClaimRequest("reviewer", wait=1))
     async with connect(space, "ada") as ada:
         with pytest.raises(DeniedError):
             await anext(aiter(ada.work("reviewer")))
@@ -94,9 +98,9 @@ async def test_who_does_not_hold_the_role_gets_no_task(space: RealSpace) -> None
 
 async def test_a_claim_that_finds_nothing_is_answered(space: RealSpace) -> None:
     async with space.agent("bob") as bob:
-        assert (await bob.control.call("task", "claim", role="reviewer", wait=0.5))["task"] is None
+        assert (await bob.control.call(ClaimRequest("reviewer", wait=0.5))).task is None
         with pytest.raises(UsageError, match="`wait`: expected float <= 20"):
-            await bob.control.call("task", "claim", role="reviewer", wait=60)
+            await bob.control.call(ClaimRequest("reviewer", wait=60))
 
 
 @pytest.mark.requirement("T6")
@@ -122,11 +126,11 @@ async def test_large_dead_letters_of_one_asker_do_not_push_out_those_of_others(
     async with connect(space, "ada") as ada, space.agent("ada") as raw, space.agent("bob") as bob:
         for text in ("x" * 20_000, "x" * 20_000, "x" * 20_000, "small"):
             ticket = await ada.ask("reviewer", text)
-            seq = (await bob.control.call("task", "claim", role="reviewer", wait=3))["task"]["seq"]
+            seq = await claimed(bob, 3)
             assert seq == ticket.seq
-            await bob.control.call("task", "fail", seq=seq, reason="no", retry=False)
-        dead = [each["seq"] for each in reversed((await raw.control.call("dead", "list"))["dead"])]
-        kept = [(await raw.control.call("dead", "show", seq=seq))["record"] is not None for seq in dead]
+            await bob.control.call(TaskFailRequest(seq, reason="no", retry=False))
+        dead = [each.seq for each in reversed((await raw.control.call(DeadLettersRequest())).dead)]
+        kept = [(await raw.control.call(DeadLetterRequest(seq=seq))).record is not None for seq in dead]
         assert kept == [True, True, False, True]
 
 
@@ -138,9 +142,9 @@ async def test_of_an_asker_with_too_many_dead_letters_its_own_oldest_go(
         asked = []
         for asker in (bob, ada, ada, ada):
             asked.append(await asker.ask("reviewer", "no"))
-            seq = (await worker.control.call("task", "claim", role="reviewer", wait=3))["task"]["seq"]
-            await worker.control.call("task", "fail", seq=seq, reason="no", retry=False)
-        kept = [each["seq"] for each in (await worker.control.call("dead", "list"))["dead"]]
+            seq = await claimed(worker, 3)
+            await worker.control.call(TaskFailRequest(seq, reason="no", retry=False))
+        kept = [each.seq for each in (await worker.control.call(DeadLettersRequest())).dead]
         assert sorted(kept) == sorted(ticket.seq for ticket in (asked[0], asked[2], asked[3]))
         assert (await asked[1].status(5)).state == "dropped"
         told = steward_of(space).store.told_to(ada.id)
@@ -163,17 +167,16 @@ async def test_in_a_small_space_whoever_keeps_failing_on_large_tasks_loses_its_o
         first = await bob.ask("reviewer", "mine")
         asked = [first, *[await ada.ask("reviewer", f"{n} " + "x" * 60_000) for n in range(18)]]
         for ticket in asked:
-            claimed = await worker.control.call("task", "claim", role="reviewer", wait=3)
-            assert claimed["task"]["seq"] == ticket.seq
-            await worker.control.call("task", "fail", seq=ticket.seq, reason="no", retry=False)
+            assert await claimed(worker, 3) == ticket.seq
+            await worker.control.call(TaskFailRequest(ticket.seq, reason="no", retry=False))
         sides, limit = steward_of(space).sides, 1024 * 1024
         await sides.run()
         assert sides.removed["dead"] == 0, "the stream was never crowded"
         async with space.core() as js:
             assert (await js.info(space.subjects.dead_stream))["state"]["bytes"] < limit // 4
-        kept = {each["seq"] for each in (await worker.control.call("dead", "list"))["dead"]}
+        kept = {each.seq for each in (await worker.control.call(DeadLettersRequest())).dead}
         assert {first.seq, asked[-1].seq} <= kept
-        assert (await worker.control.call("dead", "show", seq=first.seq))["record"] is not None
+        assert (await worker.control.call(DeadLetterRequest(seq=first.seq))).record is not None
         store = steward_of(space).store
         gone = sum(each.count or 0 for each in store.told_to(ada.id))
         assert (gone, store.told_to(bob.id)) == (len(asked) - len(kept), [])
@@ -229,12 +232,12 @@ async def test_the_asker_is_told_when_nobody_who_holds_the_role_is_here(space: R
     async with connect(space, "ada") as ada, space.agent("ada") as raw:
         async with connect(space, "bob"):
             assert (await ada.ask("reviewer", "one")).warnings == ()
-            found = await raw.control.call("task", "check", role="reviewer")
-            assert (found["holders"], found["online"]) == (2, 1)
+            found = await raw.control.call(RoleRequest("reviewer"))
+            assert (found.holders, found.online) == (2, 1)
         space.steward.started -= 3_600  # old enough to know who is not here
 
         async def nobody_is_here() -> bool:
-            return bool((await raw.control.call("task", "check", role="reviewer"))["online"] == 0)
+            return bool((await raw.control.call(RoleRequest("reviewer"))).online == 0)
 
         await eventually(nobody_is_here)
         (warning,) = (await ada.ask("reviewer", "two")).warnings
@@ -245,8 +248,8 @@ async def test_a_steward_that_just_started_does_not_say_that_nobody_is_here(spac
     assert space.steward is not None
     space.steward.started = time.time()
     async with space.agent("ada") as raw:
-        found = await raw.control.call("task", "check", role="reviewer")
-        assert found == {"ok": True, "holders": 2, "online": None, "last_seen": None}
+        found = await raw.control.call(RoleRequest("reviewer"))
+        assert found == RoleAnswer(holders=2, online=None, last_seen=None)
 
 
 async def test_health_tells_what_is_queued_held_and_dead(space: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +257,7 @@ async def test_health_tells_what_is_queued_held_and_dead(space: RealSpace, monke
     async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.agent("ada") as raw:
 
         async def figures() -> dict[str, Any]:
-            return dict((await raw.control.call("health", "ping"))["tasks"])
+            return dict((await raw.control.call(HealthRequest())).tasks)
 
         empty = await figures()
         assert (empty["queued"], empty["held"], empty["oldest_s"], empty["dead"]) == ({}, 0, None, 0)
@@ -304,12 +307,13 @@ async def test_a_poison_task_is_a_dead_letter_and_its_neighbours_flow(space: Rea
         assert job.text == "good"
         await job.done("fine")
         assert (await ticket.result(5)).text == "fine"
-        (dead,) = (await raw.control.call("dead", "list"))["dead"]
-        assert (dead["cause"], dead["seq"], dead["asker"]) == ("malformed", 1, raw.id)
-        shown = await raw.control.call("dead", "show", seq=1)
-        assert base64.b64decode(shown["record"]["payload"]) == b"junk"
+        (dead,) = (await raw.control.call(DeadLettersRequest())).dead
+        assert (dead.cause, dead.seq, dead.asker) == ("malformed", 1, raw.id)
+        shown = await raw.control.call(DeadLetterRequest(seq=1))
+        assert shown.record is not None
+        assert shown.record.payload == b"junk"
         with pytest.raises(UsageError, match="malformed"):
-            await raw.control.call("dead", "retry", seq=1)
+            await raw.control.call(RetryLetterRequest(seq=1))
 
 
 async def test_a_dead_letter_is_tried_again_or_dropped_and_stays_so_after_a_restart(space: RealSpace) -> None:
@@ -317,10 +321,10 @@ async def test_a_dead_letter_is_tried_again_or_dropped_and_stays_so_after_a_rest
         first, second = await ada.ask("reviewer", "one"), await ada.ask("reviewer", "two")
         for _ in range(2):
             await (await one(bob)).fail("no", retry=False)
-        listed = (await raw.control.call("dead", "list"))["dead"]
-        assert [each["seq"] for each in listed] == [second.seq, first.seq]
-        assert (await raw.control.call("dead", "retry", seq=first.seq))["state"] == "queued"
-        assert (await raw.control.call("dead", "drop", seq=second.seq))["state"] == "dropped"
+        listed = (await raw.control.call(DeadLettersRequest())).dead
+        assert [each.seq for each in listed] == [second.seq, first.seq]
+        assert (await raw.control.call(RetryLetterRequest(seq=first.seq))).state == "queued"
+        assert (await raw.control.call(DropLetterRequest(seq=second.seq))).state == "dropped"
         await space.stop_steward()
         await space.start_steward(PACE)
         with pytest.raises(TaskDead, match="dropped"):
@@ -329,13 +333,13 @@ async def test_a_dead_letter_is_tried_again_or_dropped_and_stays_so_after_a_rest
         assert (job.seq, job.text, job.attempt) == (first.seq, "one", 2)
         await job.done("now")
         assert (await first.result(5)).text == "now"
-        assert (await raw.control.call("dead", "list"))["dead"] == []
+        assert (await raw.control.call(DeadLettersRequest())).dead == ()
 
 
 @pytest.mark.usefixtures("archive_exists")
 async def test_settled_tasks_leave_the_queue_unless_the_archive_still_needs_them(space: RealSpace) -> None:
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", parts={"archive": "on"})
+        await admin.call(ChangeSpaceRequest(parts=PartsChange(archive="on")))
     async with connect(space, "ada") as ada, connect(space, "bob") as bob, space.core() as js:
         await ada.ask("reviewer", "one")
         waiting = await ada.ask("painter", "waits")
@@ -343,7 +347,7 @@ async def test_settled_tasks_leave_the_queue_unless_the_archive_still_needs_them
         await steward_of(space).tasks.upkeep.retain()
         assert (await js.info("TASK_main"))["state"]["messages"] == 2, "the archive has not seen them"
         async with space.administer() as admin:
-            await admin.call("admin", "space_set", parts={"archive": "off"})
+            await admin.call(ChangeSpaceRequest(parts=PartsChange(archive="off")))
 
         async def left() -> bool:
             return bool((await js.info("TASK_main"))["state"]["messages"] == 1)
@@ -356,12 +360,11 @@ async def test_a_hundred_waiting_claims_do_not_keep_the_steward_from_answering(s
     async with space.agent("bob") as bob, space.agent("ada") as ada:
         bob.control.timeout = 20
         claims = [
-            asyncio.create_task(bob.control.call("task", "claim", role="reviewer", wait=3, session=f"s{n}"))
-            for n in range(100)
+            asyncio.create_task(bob.control.call(ClaimRequest("reviewer", wait=3, session=f"s{n}"))) for n in range(100)
         ]
         await asyncio.sleep(0.5)
-        assert (await asyncio.wait_for(ada.control.call("health", "ping"), 2))["ok"]
-        assert all(answer["task"] is None for answer in await asyncio.gather(*claims))
+        assert await asyncio.wait_for(ada.control.call(HealthRequest()), 2)
+        assert all(answer.task is None for answer in await asyncio.gather(*claims))
 
 
 async def bound_queue(space: RealSpace, tasks: int) -> None:

@@ -7,6 +7,9 @@ import pytest
 import tidings
 from tidings.client.connect import connect_directly
 from tidings.client.notices import Notice
+from tidings.contract.admin import ChangeSpaceRequest, GrantRequest
+from tidings.contract.channels import ChangeChannelRequest
+from tidings.contract.mail import TraceRequest
 from tidings.errors import ConnectionLost
 from tidings.steward.receipts import Key
 from tidings.steward.store_reading import read_store
@@ -93,9 +96,9 @@ async def test_a_post_that_the_rules_did_not_allow_is_told_to_its_sender_as_void
         ada.on("notice", notices.append)
         fine = [await ada.send("random", "while every channel is open")]
         async with space.administer() as admin:
-            await admin.call("admin", "space_set", channels="listed")
+            await admin.call(ChangeSpaceRequest(channels="listed"))
         unlisted = await ada.send("random", "to nobody")
-        await ada.connection.call("channel", "set", channel="random", description="now listed")
+        await ada.connection.call(ChangeChannelRequest("random", description="now listed"))
         fine.append(await ada.send("random", "to its members"))
         await eventually(lambda: len(notices) == 1, what="the sender is told")
         cause = f"{RULED_OUT}: only listed channels are posted to in this space, and #random was none"
@@ -109,15 +112,15 @@ async def test_a_post_that_the_rules_did_not_allow_is_told_to_its_sender_as_void
             told = await ada.trace(each.id)
             assert ([line.void for line in told.stored], told.receipts) == ([""], ())
         async with space.administer() as admin:
-            await admin.call("admin", "grant", id=bob.id, name="bob", read=[">"], post=["general"])
+            await admin.call(GrantRequest(id=bob.id, name="bob", read=(">",), post=("general",)))
         late = compose(Sender(bob.id, "bob"), text="the broker has not cut him yet")
         signature = signing.sign(bob.key, bob.space_id, "chat", "random", late.raw)
         await bob.connection.request(
             space.subjects.chat(bob.id, "random"), late.raw, timeout=5, headers={"Td-Sig": signature}
         )
         await eventually(lambda: steward.voids.found == {"ruling": 2}, what="it is found")
-        (receipt,) = (await bob.control.call("trace", "get", id=late.id))["receipts"]
-        assert receipt["why"] == f"{RULED_OUT}: its sender might not post in #random"
+        (receipt,) = (await bob.control.call(TraceRequest(late.id))).receipts
+        assert receipt.why == f"{RULED_OUT}: its sender might not post in #random"
         assert (await steward.health.facts()).void_messages == {"ruling": 2}
     assert (await read_store(space.home)).void == {"ruling": 2}, "and whoever reads the store counts the same"
 

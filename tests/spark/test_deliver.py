@@ -10,6 +10,7 @@ from crowd import check, join, leave, read_all, say
 from linking import OtherSpace
 from tidings.admin.agents import AgentFile
 from tidings.client.connect import connect_directly
+from tidings.contract.channels import ChangeChannelRequest
 from tidings.delivery import deliverer as rules
 from tidings.delivery.job import SpaceTable
 from tidings.delivery.stream_reader import StreamLocation, StreamReader
@@ -42,10 +43,10 @@ async def test_members_get_exactly_what_they_are_owed_through_joins_leaves_patte
         await job.caught_up()
         await join(cal, "team.a")
         await say(bob, "team.b", "nobody else is there")
-        await ada.control.call("channel", "set", channel="team.a", **{"class": "live"})
+        await ada.control.call(ChangeChannelRequest("team.a", cls="live"))
         await say(ada, "team.a", "live: nobody is owed this")
         await say(ada, "team.a", "live, with a mention", mentions=(dan.id, cal.id))
-        await ada.control.call("channel", "set", channel="team.a", **{"class": "durable"})
+        await ada.control.call(ChangeChannelRequest("team.a", cls="durable"))
         await say(ada, "team.a", "durable again")
         await job.caught_up()
     boxes = await read_all(crowd)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from crowd import Crowd, check, check_order, clients, join, narrow, read_all, retain_nothing, say, say_on, set_class
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
 from tidings.delivery import deliverer as rules
 from tidings.delivery.range_encoder import RangeEncoder
 from tidings.errors import TidingsError
@@ -26,9 +27,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 OFTEN = {"look_every": 0.0}
 
 
-async def set_space(space: RealSpace, **settings: Any) -> None:
+async def set_space(space: RealSpace, settings: ChangeSpaceRequest) -> None:
     async with space.administer() as admin:
-        await admin.call("admin", "space_set", **settings)
+        await admin.call(settings)
 
 
 def told(box: Mailbox) -> list[Lost]:
@@ -169,7 +170,7 @@ async def test_a_batch_that_was_broken_off_after_its_floor_is_done_although_rete
     """H4: it is not asked for again, and nobody hears that the log lost what it delivered."""
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "team.>")
-    await set_space(space, keep_age=0, parts={"deliver": "on", "archive": "off"})
+    await set_space(space, ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="on", archive="off")))
     struck: list[str] = []
     async with delivering(spark, space, tmp_path, **OFTEN) as job:
         await say_on(ada, ["team.0", "team.1"], "before")
@@ -208,7 +209,7 @@ async def test_the_log_keeps_what_is_unread_so_that_an_emptied_mailbox_is_made_g
     """H2: retention used to take what an absent member had in its mailbox only."""
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "team.>")
-    await set_space(space, keep_age=0, parts={"deliver": "on", "archive": "off"})
+    await set_space(space, ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="on", archive="off")))
     seqs = await say_on(ada, ["team.0", "team.1"] * 5, "while bob is away")
     async with delivering(spark, space, tmp_path, **OFTEN) as job:
         await job.caught_up()
@@ -237,7 +238,7 @@ async def test_what_retention_took_against_the_rules_is_told_with_its_range_and_
     seqs = [await say(ada, "team.0", str(n)) for n in range(10)]
     async with delivering(spark, space, tmp_path, **OFTEN) as job:
         await job.caught_up()
-    await set_space(space, keep_age=0, parts={"deliver": "off", "archive": "off"})
+    await set_space(space, ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="off", archive="off")))
     kept_from = await retain_nothing(space)
     assert kept_from > max(seqs)
     await narrow(space, "bob", "team.0")
@@ -301,7 +302,7 @@ async def test_what_nobody_read_for_too_long_is_given_up_and_told(
 ) -> None:
     ada, bob = crowd["ada"], crowd["bob"]
     await join(bob, "team.>")
-    await set_space(space, keep_unread=1)
+    await set_space(space, ChangeSpaceRequest(keep_unread=1))
     seqs = [await say(ada, "team.0", str(n)) for n in range(3)]
     async with delivering(spark, space, tmp_path, **OFTEN) as job:
         await job.caught_up()

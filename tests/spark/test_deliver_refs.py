@@ -9,6 +9,7 @@ import pytest
 import tidings
 from crowd import AGENTS, Crowd, check, clients, join, leave, narrow, post_large, read_all, say
 from tidings.client.connect import connect_directly
+from tidings.contract.admin import ChangeSpaceRequest, PartsChange
 from tidings.delivery import deliverer as rules
 from tidings.delivery import job as job_module
 from tidings.delivery.job import FULL_LOG_WORDS
@@ -180,7 +181,7 @@ async def test_an_absent_agent_never_closes_the_gate_and_is_told_what_it_lost(
         for name in AGENTS[:3]:
             await space.add(name, read=[">"], post=[">"], manage=[">"])
         async with space.administer() as admin:
-            await admin.call("admin", "space_set", keep_age=0, parts={"deliver": "on", "archive": "off"})
+            await admin.call(ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="on", archive="off")))
         async with clients(space, AGENTS[:3]) as crowd, space.core() as js:
             ada, *absent = crowd.values()
             for agent in absent:

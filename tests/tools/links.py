@@ -24,10 +24,10 @@ from functools import lru_cache, partial
 
 import msgspec
 
+from tidings.contract.link_worker import GapDetected, LinkEvent
 from tidings.errors import ConflictError, TooLarge
 from tidings.links import link_store, local_index, obligations
 from tidings.links.definition import LinkDefinition
-from tidings.links.events import GapDetected, LinkEvent
 from tidings.links.ports import OriginIdentity
 from tidings.links.replicator import Direction
 from tidings.wire import message as wire_message

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TypeVar
 
 from tidings.admin.agents import CUT, LIVE, AgentFile, Issued, Ledger, parse_agent_file
 from tidings.admin.external import longest_lifetime, push_account_token
@@ -95,20 +95,12 @@ class Administrator:
         self._stack.push_async_callback(close_quietly, connection)
         return connection, key.id
 
-    @overload
-    async def call(self, request: Request[A], /, *, op: str | None = None) -> A: ...
-    @overload
-    async def call(self, request: str, do: str, *, op: str | None = None, **arguments: Any) -> dict[str, Any]: ...
-    async def call(
-        self, request: Request[A] | str, do: str = "", *, op: str | None = None, **arguments: Any
-    ) -> A | dict[str, Any]:
+    async def call(self, request: Request[A], /, *, op: str | None = None) -> A:
         """Asks the steward as an administrator and returns the answer."""
         if self._control is None:
             connection, user_id = await self._user(self.keyring.core, "admin", owner=True)
             self._control = ControlClient(connection, self.subjects, user_id, timeout=30)
-        if isinstance(request, Request):
-            return await self._control.call(request, op=op)
-        return await self._control.call(request, do, op=op, **arguments)
+        return await self._control.call(request, op=op)
 
     async def close(self) -> None:
         await self._stack.aclose()

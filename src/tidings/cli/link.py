@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import signal
 import time
 from contextlib import suppress
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
@@ -26,7 +26,9 @@ from tidings.cli.context import (
     countable,
     seconds,
 )
-from tidings.cli.link_words import ANSWERS, NOBODY, PATIENCE, LinkArgument, asked, links_of, meant, name_of
+from tidings.cli.link_words import ANSWERS, NOBODY, LinkArgument, as_json, call_worker, links_of, meant, name_of
+from tidings.contract import link_worker as contract
+from tidings.contract.links import PeerProgress
 from tidings.errors import BrokerUnreachable, TidingsError, UsageError, WorkerUnreachable
 
 app = Group(help="Links with other spaces: agree on one, list, watch, pause, compare, mend and end them.")
@@ -47,19 +49,19 @@ def list_links(
       tidings link list --all --json
     """
     # a space that never had one is asked nothing
-    links, by_worker = _status(ctx) if links_of(ctx) else ([], False)
-    links = [each for each in links if every or each["state"] in ("on", "setting")]
-    ctx.end_if_json([{**each, "shown": link_words.state(each)} for each in links])
+    links, by_worker = _links(ctx, contract.ListLinksRequest()) if links_of(ctx) else ((), False)
+    links = tuple(each for each in links if every or each.state in ("on", "setting"))
+    ctx.end_if_json(list(map(as_json, links)))
     rows = [
         (
-            each["space"] or "-",
-            each["link"],
+            each.space or "-",
+            each.link,
             link_words.state(each),
-            (each["live"] or {}).get("connectivity"),
+            each.live.connectivity if each.live is not None else None,
             link_words.lag(each),
-            link_words.push_lag(each),
-            link_words.mapping(each["channels"]),
-            each["shares"],
+            link_words.push_lag(each, time.time()),
+            link_words.mapping(each.channels),
+            each.shares,
         )
         for each in links
     ]
@@ -68,43 +70,43 @@ def list_links(
         rows,
         empty=f"space {ctx.home.name} has no links",
     )
-    if not by_worker and any(each["takes"] for each in links):
+    if not by_worker and any(each.imports for each in links):
         output.say(NOBODY)
     for each in links:
         if link_words.state(each) == "ended there":
-            output.say(link_words.ended_there_words(each["space"] or each["link"]))
+            output.say(link_words.ended_there_words(each.space or each.link))
     output.hint("tidings link show NAME" if rows else "tidings link --help")
 
 
-def _status(ctx: Context, **which: Any) -> tuple[list[dict[str, Any]], bool]:
-    """Of all links or one, and whether a worker answered."""
-    answer, by_worker = asked(ctx, "status", **which)
+def _links(ctx: Context, request: contract.ListLinksRequest) -> tuple[tuple[contract.LinkReport, ...], bool]:
+    """Returns all links or one, and whether a link worker answered."""
+    answer, by_worker = call_worker(ctx, request)
     if not by_worker:
-        _add_pushes(ctx, answer["links"])
-    if by_worker and answer["steward"]:
-        output.say(f"note: which links are in force is not known to the worker: {answer['steward']}")
-    return answer["links"], by_worker
+        _add_pushes(ctx, answer.links)
+    if answer.steward:
+        output.say(f"note: which links are in force is not known to the worker: {answer.steward}")
+    return answer.links, by_worker
 
 
-def _add_pushes(ctx: Context, links: list[dict[str, Any]]) -> None:
+def _add_pushes(ctx: Context, links: tuple[contract.LinkReport, ...]) -> None:
     """How far the others are with what is shared, as the steward says; without a worker it is asked itself."""
     from tidings.links.destination import LocalSpace
 
-    async def look() -> dict[str, dict[str, Any] | None]:
+    async def look() -> dict[str, PeerProgress | None]:
         local = LocalSpace(ctx.home.read_info().url, ctx.home.link_creds, ctx.home.name)
         try:
             async with asyncio.timeout(ANSWERS):
                 found = (await local.links()).links
         finally:
             await local.close()
-        return {each.record.link: each.push.facts(time.time()) if each.push is not None else None for each in found}
+        return {each.record.link: each.push for each in found}
 
-    if not any(each["shares"] and each["state"] == "on" for each in links):
+    if not any(each.shares and each.state == "on" for each in links):
         return
     with suppress(TidingsError, TimeoutError, OSError):
-        told = asyncio.run(look())
+        pushes = asyncio.run(look())
         for each in links:
-            each["push"] = told.get(each["link"])
+            each.push = pushes.get(each.link)
 
 
 @app.command("show")
@@ -125,25 +127,25 @@ def show(
     if follow:
         asyncio.run(_follow(ctx, row))
         return
-    (facts,), by_worker = _status(ctx, link=row.link, whole=True)
-    ctx.end_if_json({**facts, "shown": link_words.state(facts), "worker": by_worker})
-    output.table(("what", "value"), link_words.rows(facts, time.time()))
-    if not by_worker and facts["takes"]:
+    (link,), by_worker = _links(ctx, contract.ListLinksRequest(link=row.link, complete=True))
+    ctx.end_if_json(as_json(link) | {"worker": by_worker})
+    output.table(("what", "value"), link_words.rows(link, time.time()))
+    if not by_worker and link.imports:
         output.say(NOBODY)
-    output.hint(f"tidings link verify {name_of(row)}" if facts["ledger"] else "tidings link list")
+    output.hint(f"tidings link verify {name_of(row)}" if link.store is not None else "tidings link list")
 
 
 async def _follow(ctx: Context, row: AgreedLink) -> None:
-    from tidings.links.local_socket import follow
+    from tidings.rpc.local_socket import follow
 
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
-        async for said in follow(ctx.home.link_socket, "follow", link=row.link):
-            ctx.stream(said, link_words.event(said))
-            if said["event"] == "not_carried":
+        async for event in follow(ctx.home.link_socket, contract.FollowLinkRequest(row.link)):
+            ctx.stream(msgspec.to_builtins(event), link_words.event(event))
+            if isinstance(event, contract.LinkNotRunning):
                 return
     except asyncio.CancelledError:
         return
@@ -171,25 +173,25 @@ def people(
     if trust is not None:
         changed = _trusted(ctx, row, trust, yes=yes)
         ctx.end_if_json(changed)
-        output.say(f"{trust}@{name_of(row)} is {changed['now']} from now on; it was {changed['before']}")
+        output.say(f"{trust}@{name_of(row)} is {changed.now} from now on; it was {changed.before}")
         return
-    found, _ = asked(ctx, "people", link=row.link)
+    found, _ = call_worker(ctx, contract.ListDirectoryRequest(row.link))
     ctx.end_if_json(found)
-    rows = [(each["name"], each["roles"], each["id"], "") for each in found["people"]]
-    rows += [(each["name"], each["roles"], each["id"], "another key than before") for each in found["changed"]]
+    rows = [(each.name, each.roles, each.id, "") for each in found.people]
+    rows += [(each.name, each.roles, each.id, "another key than before") for each in found.changed]
     output.table(("name", "roles", "id", "note"), rows, empty=f"{name_of(row)} has told of nobody")
-    first = next(iter(found["changed"]), None)
-    output.hint(f"tidings link people {name_of(row)} --trust {first['name']}" if first else "tidings who")
+    first = next(iter(found.changed), None)
+    output.hint(f"tidings link people {name_of(row)} --trust {first.name}" if first else "tidings who")
 
 
-def _trusted(ctx: Context, row: AgreedLink, agent: str, *, yes: bool) -> dict[str, Any]:
+def _trusted(ctx: Context, row: AgreedLink, agent: str, *, yes: bool) -> contract.KeyChangeAnswer:
     """Of two keys the operator sees both; a third one that comes meanwhile is not meant."""
-    shown, _ = asked(ctx, "trustable", link=row.link, name=agent)
+    shown, _ = call_worker(ctx, contract.CompareKeysRequest(row.link, agent))
     if not yes:
-        output.say(f"{agent}@{name_of(row)} was {shown['before']}")
-        output.say(f"{agent}@{name_of(row)} is {shown['now']} there now, which does not say that it took over")
+        output.say(f"{agent}@{name_of(row)} was {shown.before}")
+        output.say(f"{agent}@{name_of(row)} is {shown.now} there now, which does not say that it took over")
         output.confirm(yes, "Does their operator say so too, and is it to be that one?")
-    changed, _ = asked(ctx, "trust", link=row.link, name=agent, key=shown["now"])
+    changed, _ = call_worker(ctx, contract.TrustKeyRequest(row.link, agent, shown.now))
     return changed
 
 
@@ -201,7 +203,7 @@ EVERY = "30s"
 def pause(
     ctx: SpaceContext,
     name: LinkArgument,
-    reason: Annotated[str, Option(help="Why, for whoever looks.")] = "paused by the operator",
+    reason: Annotated[str, Option(help="Why, for whoever looks.")] = contract.PAUSED,
 ) -> None:
     """Take nothing more in over a link until `resume`. What it shares, the other space still reads.
 
@@ -210,8 +212,8 @@ def pause(
       tidings link pause acme --reason "their agents flood general"
     """
     row = meant(ctx, name)
-    answer, by_worker = asked(ctx, "pause", link=row.link, reason=reason)
-    ctx.end_if_json({"link": row.link, "paused": reason, "was": answer["was"], "worker": by_worker})
+    answer, by_worker = call_worker(ctx, contract.PauseLinkRequest(row.link, reason))
+    ctx.end_if_json({"link": row.link, "paused": reason, **msgspec.to_builtins(answer), "worker": by_worker})
     output.say(f"link with {name_of(row)} is paused: nothing comes in over it until it is resumed, where it was")
     output.hint(f"tidings link resume {name_of(row)}")
 
@@ -224,10 +226,9 @@ def resume(ctx: SpaceContext, name: LinkArgument) -> None:
       tidings link resume acme
     """
     row = meant(ctx, name)
-    answer, by_worker = asked(ctx, "resume", link=row.link)
-    ctx.end_if_json({"link": row.link, "was": answer["was"], "worker": by_worker})
-    was = "goes on" if answer["was"] is not None else "was not paused"
-    output.say(f"link with {name_of(row)} {was}")
+    answer, by_worker = call_worker(ctx, contract.ResumeLinkRequest(row.link))
+    ctx.end_if_json({"link": row.link, **msgspec.to_builtins(answer), "worker": by_worker})
+    output.say(f"link with {name_of(row)} {'was not paused' if answer.paused_before is None else 'goes on'}")
     if not by_worker:
         output.say(NOBODY)
     output.hint(f"tidings link show {name_of(row)} --follow")
@@ -251,7 +252,7 @@ def remove(ctx: SpaceContext, name: LinkArgument, yes: YesOption = False) -> Non
     # the user and the record first; then nothing is left that could start it again; then the ledger
     ended = administer(ctx, "ending a link", lambda admin: Linker(admin).end(row.link))
     LinkPeers.below(ctx.home).forget(row.link)
-    asked(ctx, "forget", link=row.link)
+    call_worker(ctx, contract.ForgetLinkRequest(row.link))
     ctx.end_if_json({"link": row.link, "space": name_of(row), "state": ended.state})
     output.say(
         f"the link with {name_of(row)} is ended here: its user is cut, and nothing comes in. What came over it stays. "
@@ -324,20 +325,20 @@ def verify(ctx: SpaceContext, name: LinkArgument) -> None:
     row = meant(ctx, name)
     try:
         with output.working(f"comparing with {name_of(row)}"):
-            answer, by_worker = asked(ctx, "verify", link=row.link)
+            answer, by_worker = call_worker(ctx, contract.VerifyLinkRequest(row.link))
     except BrokerUnreachable as error:
         raise BrokerUnreachable(
             f"{error}. The link with {name_of(row)} is compared while both spaces are up; what is new there comes by "
             "itself once they are"
         ) from error
     if ctx.as_json:
-        output.data({"link": row.link, **answer})
+        output.data({"link": row.link, **msgspec.to_builtins(answer)})
     else:
         for words in link_words.verified(name_of(row), answer):
             output.line(words)
-        if answer["lacking"] or answer["lost"]:
+        if answer.lacking or answer.lost:
             output.say("the worker fetches what is not here" if by_worker else NOBODY)
-    if not answer["equal"] or answer["lost"]:
+    if not answer.equal or answer.lost:
         raise typer.Exit(DIFFERS)
     output.hint(f"tidings link show {name_of(row)}")
 
@@ -367,23 +368,23 @@ def rebuild(
         return
     row = meant(ctx, name)
     output.confirm(yes, f"Read everything of {name_of(row)} again?")
-    answer, by_worker = asked(ctx, "rebuild", link=row.link)
-    ctx.end_if_json({"link": row.link, **answer, "worker": by_worker})
-    kept = f"; {answer['quarantined']:,} in quarantine are tried again" if answer.get("quarantined") else ""
-    output.say(f"link with {name_of(row)} begins anew; it had handled {answer['handled']:,} of the other log{kept}")
+    answer, by_worker = call_worker(ctx, contract.RebuildLinkRequest(row.link))
+    ctx.end_if_json({"link": row.link, **msgspec.to_builtins(answer), "worker": by_worker})
+    kept = f"; {answer.quarantined:,} in quarantine are tried again" if answer.quarantined else ""
+    output.say(f"link with {name_of(row)} begins anew; it had handled {answer.handled:,} of the other log{kept}")
     if not by_worker:
         output.say(NOBODY)
     output.hint(f"tidings link show {name_of(row)} --follow")
 
 
 def _rebuild_all(ctx: Context, *, yes: bool) -> None:
-    from tidings.links.local_socket import ask
     from tidings.links.store_file import set_ledger_aside
+    from tidings.rpc.local_socket import call
 
     ctx.home.read_info()
     output.confirm(yes, "Begin a new ledger, and read everything of all links again?")
     with suppress(WorkerUnreachable):  # whoever keeps it running starts it again
-        asyncio.run(ask(ctx.home.link_socket, "leave", within=PATIENCE))
+        asyncio.run(call(ctx.home.link_socket, contract.StopWorkerRequest()))
     aside = set_ledger_aside(ctx.home, LEAVING)
     ctx.end_if_json({"aside": str(aside) if aside is not None else None})
     output.say(f"the ledger was set aside as {aside}" if aside is not None else "there was no ledger")
@@ -419,18 +420,25 @@ def quarantine_list(ctx: SpaceContext, name: LinkArgument, count: CountOption = 
       tidings link quarantine list acme -n 500 --json
     """
     row = meant(ctx, name)
-    answer, _ = asked(ctx, "quarantined", link=row.link, limit=count)
-    ctx.end_if_json(answer["records"])
+    answer, _ = call_worker(ctx, contract.ListQuarantineRequest(row.link, limit=min(count, contract.MAX_RECORDS)))
+    ctx.end_if_json(answer.records)
     rows = [
-        each
-        | {"record": f"{each['seq']} (life {each['life']})" if each["life"] else each["seq"]}
-        | {"sender": each["sender"][:12], "size": output.size(each["bytes"]), "since": output.age(each["since"])}
-        for each in answer["records"]
+        (
+            f"{each.seq} (life {each.life})" if each.life else each.seq,
+            each.reason,
+            each.channel,
+            each.sender[:12],
+            output.size(each.size),
+            each.attempts,
+            output.age(each.since),
+            each.words,
+        )
+        for each in answer.records
     ]
     columns = ("record", "reason", "channel", "sender", "size", "attempts", "since", "words")
     output.table(columns, rows, empty=f"nothing of {name_of(row)} is in quarantine")
-    if answer["count"] > len(rows):
-        output.say(f"{answer['count'] - len(rows):,} more: `tidings link quarantine list {name_of(row)} -n 10000`")
+    if answer.count > len(rows):
+        output.say(f"{answer.count - len(rows):,} more: `tidings link quarantine list {name_of(row)} -n 10000`")
     output.hint(f"tidings link quarantine show {name_of(row)} SEQ" if rows else f"tidings link show {name_of(row)}")
 
 
@@ -442,12 +450,12 @@ def quarantine_show(ctx: SpaceContext, name: LinkArgument, seq: SeqArgument, lif
       tidings link quarantine show acme 1204
     """
     row = meant(ctx, name)
-    record = asked(ctx, "quarantined_record", link=row.link, seq=seq, life=life)[0]["record"]
+    record, _ = call_worker(ctx, contract.ShowQuarantinedRequest(row.link, seq, life))
     ctx.end_if_json(record)
-    payload = base64.b64decode(record.pop("payload"))
-    record["since"] = output.moment(record["since"])
-    record["said_at"] = output.moment(record["said_at"])
-    output.table(("what", "value"), record.items())
+    fields = msgspec.structs.asdict(record)
+    payload = fields.pop("payload")
+    times = {"since": output.moment(record.since), "sent_at": output.moment(record.sent_at)}
+    output.table(("what", "value"), (fields | times).items())
     output.line()
     output.line(_readable(payload))
     output.hint(f"tidings link quarantine retry {name_of(row)} {seq}")
@@ -475,12 +483,13 @@ def quarantine_retry(
     row = meant(ctx, name)
     if bool(seqs) == every:
         raise UsageError(f"say which records of {name_of(row)} to try, or --all")
-    answer, by_worker = asked(ctx, "retry", link=row.link, seqs=None if every else seqs)
-    ctx.end_if_json({"link": row.link, **answer, "worker": by_worker})
-    if not answer["count"]:
+    request = contract.RetryQuarantinedRequest(row.link, tuple(seqs) if seqs else None)
+    answer, by_worker = call_worker(ctx, request)
+    ctx.end_if_json({"link": row.link, **msgspec.to_builtins(answer), "worker": by_worker})
+    if not answer.count:
         output.say(f"nothing of {name_of(row)} is in quarantine")
         return
-    tried = f"{answer['count']:,} records of {name_of(row)} are tried again"
+    tried = f"{answer.count:,} records of {name_of(row)} are tried again"
     output.say(tried if by_worker else f"{tried} once a worker carries the link; {NOBODY}")
     output.hint(f"tidings link quarantine list {name_of(row)}")
 
@@ -499,9 +508,9 @@ def quarantine_drop(
       tidings link quarantine drop acme 1204 --reason "forged, says their operator"
     """
     row = meant(ctx, name)
-    answer, _ = asked(ctx, "drop", link=row.link, seq=seq, reason=reason, life=life)
-    ctx.end_if_json({"link": row.link, "seq": seq, **answer})
-    output.say(f"record {seq} of {name_of(row)} is given up; {answer['left']:,} are left in quarantine")
+    answer, _ = call_worker(ctx, contract.DropQuarantinedRequest(row.link, seq, reason, life))
+    ctx.end_if_json({"link": row.link, "seq": seq, **msgspec.to_builtins(answer)})
+    output.say(f"record {seq} of {name_of(row)} is given up; {answer.left:,} are left in quarantine")
     output.hint(f"tidings link quarantine list {name_of(row)}")
 
 

@@ -23,7 +23,8 @@ from tidings.cli.agent import listed
 from tidings.cli.connection import administer
 from tidings.cli.context import Context, Names, SpaceContext, YesOption, seconds
 from tidings.cli.invitation import make_line, read_line
-from tidings.cli.link_words import LinkArgument, asked, links_of, mapping, meant, name_of
+from tidings.cli.link_words import LinkArgument, call_worker, links_of, mapping, meant, name_of
+from tidings.contract.link_worker import ListLinksRequest, RefreshRequest
 from tidings.errors import InvalidName, OutcomeUnknown, TidingsError, UnreachableError, UsageError
 from tidings.wire.names import covers_any, unmarked
 from tidings.wire.signing import public_bytes
@@ -280,7 +281,7 @@ def change(
       tidings link set acme --beyond ''                          nothing through them any more
     """
     from tidings.admin.linking import Linker
-    from tidings.links.local_socket import ask
+    from tidings.rpc.local_socket import call
 
     row = meant(ctx, name)
     switches = _switched(direct=direct, roster=roster, tasks=tasks)
@@ -298,7 +299,7 @@ def change(
     try:
         administer(ctx, "changing a link", lambda admin: Linker(admin).set(after))
         with suppress(TidingsError):  # a worker looks by itself soon
-            asyncio.run(ask(ctx.home.link_socket, "look", within=5.0))
+            asyncio.run(call(ctx.home.link_socket, RefreshRequest(), timeout=5.0))
     except (UnreachableError, OutcomeUnknown) as error:
         raise type(error)(
             f"{error}. What you said of the link with {name_of(row)} is written down: it holds when you repeat "
@@ -394,9 +395,10 @@ def _space_id(ctx: Context, row: AgreedLink, text: str) -> str:
     others = [each for each in links_of(ctx) if each.link != row.link and each.state != "off"]
     found = {each.origin for each in others if each.terms.get("space") == text}
     if not found and len(text) >= SHORTEST_ID:
-        facts = asked(ctx, "status", link=row.link, whole=True)[0]["links"][0]
-        passed_on = {origin for origin, *_ in (facts["ledger"] or {}).get("not_taken", [])} | set(facts["beyond"])
-        found = {each for each in {*passed_on, *(other.origin for other in others)} if each.startswith(text)}
+        (link,) = call_worker(ctx, ListLinksRequest(link=row.link, complete=True))[0].links
+        passed_on = {each.origin for each in link.store.not_taken} if link.store is not None else set()
+        known = {*passed_on, *link.beyond, *(other.origin for other in others)}
+        found = {each for each in known if each.startswith(text)}
     if len(found) != 1:
         raise UsageError(
             f"--beyond {text}: {'several spaces are' if found else 'no space is'} meant by that. Name one that this "

@@ -7,25 +7,29 @@ itself, and changes it itself. Nothing here writes a ledger that a worker has.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from typer import Argument
 
 from tidings.admin.link_registry import AgreedLink, LinkLedger
 from tidings.cli import completion, output
 from tidings.cli.context import Context
+from tidings.contract import link_worker
+from tidings.contract.core import Request
+from tidings.contract.link_worker import LinkReport, ListLinksRequest, VerifyAnswer
+from tidings.contract.links import PeerProgress
 from tidings.errors import StoreBusy, TidingsError, UsageError, WorkerUnreachable
 
 #: differences that are named
 MOST_SHOWN = 20
-Facts = Mapping[str, Any]
+A = TypeVar("A")
 #: seconds in which a worker that is starting takes up what is asked, and in which one answers how it is
 STARTING, ANSWERS = 5.0, 3.0
-#: seconds for an answer of a worker that runs, but for what takes as long as it takes
-PATIENCE, LONG = 15.0, ("verify", "rebuild")
-NOBODY = "no worker of links runs: `tidings up` starts one, or `tidings link run`"
+NOBODY = "no link worker runs: `tidings up` starts one, or `tidings link run`"
 
 LinkArgument = Annotated[
     str,
@@ -55,35 +59,42 @@ def name_of(row: AgreedLink) -> str:
     return str(row.terms.get("space") or row.link)
 
 
-async def _ask(ctx: Context, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
-    """The answer, and whether a worker gave it. One that is just starting has the ledger and does not listen yet."""
-    from tidings.links.local_socket import ask
+async def _call(ctx: Context, request: Request[A]) -> tuple[A, bool]:
+    """Returns the answer, and whether a link worker gave it. One that is just starting holds the link store and does
+    not listen yet."""
     from tidings.links.operations import alone
+    from tidings.rpc.local_socket import call
 
-    deadline = time.monotonic() + STARTING
-    socket, within = ctx.home.link_socket, None if do in LONG else PATIENCE
+    deadline, socket = time.monotonic() + STARTING, ctx.home.link_socket
     while True:
         try:
-            if within is None:  # does it answer at all?
-                await ask(socket, "status", within=PATIENCE)
-            return await ask(socket, do, within=within, **arguments), True
+            if math.isinf(request.operation.waits):  # does it answer at all?
+                await call(socket, ListLinksRequest())
+            return await call(socket, request), True
         except WorkerUnreachable as unanswered:
             try:
                 async with alone(ctx.home) as operations:
-                    return await operations.do(do, **arguments), False
+                    return await operations.call(request), False
             except StoreBusy:
                 if time.monotonic() >= deadline:
                     raise unanswered from None
         await asyncio.sleep(0.1)
 
 
-def asked(ctx: Context, do: str, **arguments: Any) -> tuple[dict[str, Any], bool]:
-    return asyncio.run(_ask(ctx, do, **arguments))
+def call_worker(ctx: Context, request: Request[A]) -> tuple[A, bool]:
+    """Returns the answer to an operation on links, and whether a link worker gave it."""
+    return asyncio.run(_call(ctx, request))
+
+
+def as_json(link: LinkReport) -> dict[str, Any]:
+    """Returns a link as commands print it with --json."""
+    fields: dict[str, Any] = msgspec.to_builtins(link)
+    return fields | {"shown": state(link)}
 
 
 def summarise_links(ctx: Context, supervised: bool) -> dict[str, Any]:
     """For `tidings status`: links in one line, and what is wrong with them. Whatever that is, the rest is shown too."""
-    from tidings.links.local_socket import ask
+    from tidings.rpc.local_socket import call
 
     try:
         known = links_of(ctx)
@@ -98,9 +109,9 @@ def summarise_links(ctx: Context, supervised: bool) -> dict[str, Any]:
     if not wanted:
         return facts | {"problems": wrong}
     try:
-        found = asyncio.run(ask(ctx.home.link_socket, "status", within=ANSWERS))["links"]
-        shown = [each for each in found if each["state"] in ("on", "setting")]
-        facts["links"] = [{"space": each["space"], "state": state(each)} for each in shown]
+        found = asyncio.run(call(ctx.home.link_socket, ListLinksRequest(), timeout=ANSWERS)).links
+        shown = [each for each in found if each.state in ("on", "setting")]
+        facts["links"] = [{"space": each.space, "state": state(each)} for each in shown]
         said = ", ".join(map(_summary, shown))
         ended = [each["space"] for each in facts["links"] if each["state"] == "ended there"]
         wrong += map(ended_there_words, ended)
@@ -117,11 +128,11 @@ def summarise_links(ctx: Context, supervised: bool) -> dict[str, Any]:
         return facts | {"problems": [*wrong, problem] if runs or (supervised and told) else wrong}
 
 
-def _summary(link: dict[str, Any]) -> str:
-    live, differs = link["live"] or {}, differing(link)
-    if live.get("share") and live["spent"] >= live["share"]:
-        return f"{link['space']} {state(link)} (let in within a day: {share(link)})"
-    return f"{link['space']} {state(link)}" + (f" (differs: {differs})" if differs else "")
+def _summary(link: LinkReport) -> str:
+    if link.live is not None and 0 < link.live.share <= link.live.spent:
+        return f"{link.space} {state(link)} (let in within a day: {share(link)})"
+    differs = differing(link)
+    return f"{link.space} {state(link)}" + (f" (differs: {differs})" if differs else "")
 
 
 def _ended_unasked(known: list[AgreedLink]) -> list[str]:
@@ -150,36 +161,34 @@ def _unreachable(ctx: Context, taking: list[AgreedLink]) -> list[str]:
 # --- how it is ---
 
 
-def state(link: Facts) -> str:
+def state(link: LinkReport) -> str:
     """In one word or two, for a table."""
-    live, ledger = link["live"], link["ledger"]
-    if link["state"] in ("off", "ending"):
+    if link.state in ("off", "ending"):
         return "ended"
-    if not link["takes"]:
-        return "over" if link["until"] is not None and link["until"] <= time.time() else "shares only"
-    if live is not None:
-        return "ended there" if live.get("ended_there") else str(live["status"])
-    if ledger and ledger["paused"] is not None:
+    if not link.imports:
+        return "over" if link.until is not None and link.until <= time.time() else "shares only"
+    if link.live is not None:
+        return "ended there" if link.live.ended_there else link.live.status
+    if link.store is not None and link.store.paused is not None:
         return "paused"
-    return "waiting" if link["reached"] is None else "not carried"
+    return "waiting" if link.address is None else "not carried"
 
 
-def share(link: Facts) -> str | None:
+def share(link: LinkReport) -> str | None:
     """What came over it within a day, of what may."""
-    live = link["live"] or {}
-    if not live.get("share"):
+    live = link.live
+    if live is None or not live.share:
         return None
-    return f"{output.size(live['spent'])} of {output.size(live['share'])}" + (
-        ": more comes as time passes" if live["spent"] >= live["share"] else ""
+    return f"{output.size(live.spent)} of {output.size(live.share)}" + (
+        ": more comes as time passes" if live.spent >= live.share else ""
     )
 
 
-def differing(link: Facts) -> str | None:
+def differing(link: LinkReport) -> str | None:
     """That what the spaces have is not the same, and stays so."""
-    count = (link["live"] or {}).get("differing")
-    if not count:
+    if link.live is None or not link.live.differing:
         return None
-    return f"{count:,} records, not fetched: `tidings link verify {link['space'] or link['link']}` names them"
+    return f"{link.live.differing:,} records, not fetched: `tidings link verify {link.space or link.link}` names them"
 
 
 def unreached_words(name: str) -> str:
@@ -208,79 +217,75 @@ def _addressless_words(name: str) -> str:
     )
 
 
-def mapping(channels: Facts, none: str = "-") -> str:
+def mapping(channels: Mapping[str, str], none: str = "-") -> str:
     return ", ".join(theirs if theirs == ours else f"{theirs} as {ours}" for theirs, ours in channels.items()) or none
 
 
-def lag(link: Facts) -> str:
-    live = link["live"]
+def lag(link: LinkReport) -> str:
+    live = link.live
     if live is None:
         return "-"
-    if not live["lag_records"]:
-        return "nothing" if live["head"] else "-"
-    seconds = f", {output.age(0.0, live['lag_seconds'])}" if live["lag_seconds"] else ""
-    return f"{live['lag_records']:,} records{seconds}"
+    if not live.lag_records:
+        return "nothing" if live.head else "-"
+    seconds = f", {output.age(0.0, live.lag_seconds)}" if live.lag_seconds else ""
+    return f"{live.lag_records:,} records{seconds}"
 
 
-def push_lag(link: Facts) -> str:
+def push_lag(link: LinkReport, now: float) -> str:
     """How far the other space is behind what is shared with it."""
-    push = link.get("push")
-    if push is None:
+    if link.push is None:
         return "-"
-    if not push["lag_records"]:
+    if not link.push.lag_records:
         return "nothing"
-    return f"{push['lag_records']:,} records, {output.age(0.0, push['lag_seconds'])}"
+    return f"{link.push.lag_records:,} records, {output.age(0.0, link.push.lag_seconds(now))}"
 
 
-def rows(link: Facts, now: float) -> Iterator[tuple[str, object]]:
+def rows(link: LinkReport, now: float) -> Iterator[tuple[str, object]]:
     """Everything of one, for a table of two columns."""
-    live, ledger = link["live"] or {}, link["ledger"] or {}
-    yield "link", link["link"]
-    yield "space", f"{link['space'] or '-'}, {link['origin']}"
+    store = link.store
+    yield "link", link.link
+    yield "space", f"{link.space or '-'}, {link.origin}"
     yield "state", state(link)
-    yield "until", output.moment(link["until"]) if link["until"] else None
-    yield "takes in", mapping(link["channels"])
-    for origin, channels in link["beyond"].items():
-        yield f"from {link['behind'].get(origin) or origin[:12]} through it", mapping(channels)
-    for origin, channel, count in ledger.get("not_taken", []):
+    yield "until", output.moment(link.until) if link.until else None
+    yield "takes in", mapping(link.channels)
+    for origin, channels in link.beyond.items():
+        yield f"from {link.beyond_names.get(origin) or origin[:12]} through it", mapping(channels)
+    for origin, channel, count in store.not_taken if store is not None else ():
         yield (
             "passed on, not taken",
             f"{count:,} records of {channel} of {origin[:12]}: --beyond {origin[:12]}:{channel}",
         )
-    offered = link.get("offered")  # what they share now, which may be more or less than is taken
+    offered = link.peer_shares  # may be more or less than is taken
     yield "they share", None if offered is None else ", ".join(offered) or "nothing"
-    yield "shares", link["shares"]
-    others = f"what came over other links too, up to {link['hops']} links in all"
-    yield "passes on", "only what was said here" if link["hops"] == 1 else others
-    yield "reached at", link["reached"]
-    yield "connection", live.get("connectivity")
+    yield "shares", link.shares
+    others = f"what came over other links too, up to {link.hops} links in all"
+    yield "passes on", "only what was said here" if link.hops == 1 else others
+    yield "reached at", link.address
+    yield "connection", link.live.connectivity if link.live is not None else None
     yield "behind", lag(link)
-    yield "handled through", _through(live, ledger)
-    yield "they are behind", push_lag(link) if link.get("push") else None
-    yield "they handled through", _their_place(link.get("push"), now)
-    yield "last record taken", output.age(ledger["handled_at"], now) + " ago" if ledger.get("handled_at") else None
-    yield "paused", ledger.get("paused")
-    yield "records", counted(ledger.get("counts", {})) if ledger else None
-    yield "in quarantine", ledger.get("quarantined")
-    for words in ledger.get("unlisted", []):
-        yield "waits for a channel", words
-    yield "to be fetched again", ledger.get("owed")
+    yield "handled through", _through(link)
+    if link.push is not None:
+        yield "they are behind", push_lag(link, now)
+        yield "they handled through", _their_place(link.push, now)
+    if store is not None:
+        yield "last record taken", output.age(store.handled_at, now) + " ago" if store.handled_at else None
+        yield "paused", store.paused
+        yield "records", counted(store.counts)
+        yield "in quarantine", store.quarantined
+        for words in store.unlisted:
+            yield "waits for a channel", words
+        yield "to be fetched again", store.owed
     yield "differs", differing(link)
     yield "let in within a day", share(link)
-    for each in ledger.get("omitted", []):
-        named = each["first"] if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
-        yield "left out", f"{named}: {_REASONS.get(each['reason'], each['reason'])}"
-    yield from _people(link)
-    yield "why", _why(link, live)
+    for first, last, reason in store.omitted if store is not None else ():
+        yield "left out", f"{first if first == last else f'{first} to {last}'}: {_REASONS.get(reason, reason)}"
+    yield from _directory(link)
+    yield "why", _why(link)
 
 
-def _their_place(push: Facts | None, now: float) -> str | None:
-    if push is None:
-        return None
-    asked = (
-        f"asked {output.age(push['asked_at'], now)} ago" if push["asked_at"] else "not asked since the steward started"
-    )
-    return f"{push['handled']:,} of our log; {asked}"
+def _their_place(push: PeerProgress, now: float) -> str:
+    asked = f"asked {output.age(push.asked_at, now)} ago" if push.asked_at else "not asked since the steward started"
+    return f"{push.handled:,} of our log; {asked}"
 
 
 _REASONS = {
@@ -292,59 +297,61 @@ _REASONS = {
 }
 
 
-def _why(link: Facts, live: Facts) -> str | None:
-    if link["state"] == "setting":
+def _why(link: LinkReport) -> str | None:
+    name, words = link.space or link.link, link.live.words if link.live is not None else ""
+    if link.state == "setting":
         return (
             "what was said of it last is not in force yet, because the steward did not answer: repeat `tidings link "
             "set`, or `tidings up`"
         )
     if state(link) == "waiting":
-        name = link["space"] or link["link"]
-        return _addressless_words(name) if link["credential"] else unreached_words(name)
+        return _addressless_words(name) if link.credential else unreached_words(name)
     if state(link) == "ended there":
         return (
-            f"{ended_there_words(link['space'] or link['link'])}. If its operator did not end it, as after an older "
-            f"copy of this space was put back: `tidings link renew` there, and accept the line here ({live['words']})"
+            f"{ended_there_words(name)}. If its operator did not end it, as after an older copy of this space was put "
+            f"back: `tidings link renew` there, and accept the line here ({words})"
         )
-    return str(link["words"] or live.get("words") or link["why"]) or None
+    return link.words or words or link.why or None
 
 
-def _people(link: Facts) -> Iterator[tuple[str, object]]:
-    """Who is known at its other end, whom their space gives another key, and mail."""
-    found = link.get("people")
-    yield "direct messages", link["direct"] if link["roster"] == "on" else "off"
-    yield "tasks", link["tasks"] if link["roster"] == "on" else "off"
+def _directory(link: LinkReport) -> Iterator[tuple[str, object]]:
+    """Who is known at its other end, whom their space gives another key, mail and tasks."""
+    yield "direct messages", link.direct if link.roster == "on" else "off"
+    yield "tasks", link.tasks if link.roster == "on" else "off"
+    found = link.directory
     if found is None:
         yield "roster", "off"
         return
-    yield "roster", f"{found['known']:,} agents are known"
-    for name, key in found["changed"]:
+    yield "roster", f"{found.known:,} agents are known"
+    for name, key in found.changed:
         yield "another key", f"{name} is {key} there now, and did not say so before: `link people --trust {name}`"
-    for key in found["taken"]:
+    for key in found.taken:
         yield "not theirs", f"{key} is an agent of this space, or of another linked one"
-    mail = found["mail"]
-    if mail is not None:
-        forged = f", {mail['forged']:,} that nobody signed" if mail["forged"] else ""
-        yield "mail from there", f"{mail['came']:,} let in, {mail['refused']:,} refused{forged}"
-        if mail.get("waits"):
-            yield "mail that waits", mail["waits"]
-    tasks = found.get("tasks")
-    if tasks is not None:
-        forged = f", {tasks['forged']:,} that nobody signed" if tasks["forged"] else ""
-        yield (
-            "tasks from there",
-            f"{tasks['open']:,} open here, {tasks['ended']:,} ended, {tasks['refused']:,} refused{forged}",
-        )
-        if tasks.get("waits"):
-            yield "tasks that wait", tasks["waits"]
-    yield "who, mail and tasks", found["words"]
+    if (mail := found.mail) is not None:
+        yield "mail from there", f"{mail.came:,} let in, {mail.refused:,} refused{_forged(mail.forged)}"
+        if mail.waits:
+            yield "mail that waits", mail.waits
+    if (tasks := found.tasks) is not None:
+        counts = f"{tasks.open:,} open here, {tasks.ended:,} ended, {tasks.refused:,} refused"
+        yield "tasks from there", counts + _forged(tasks.forged)
+        if tasks.waits:
+            yield "tasks that wait", tasks.waits
+    yield "who, mail and tasks", found.words
 
 
-def _through(live: Facts, ledger: Facts) -> str | None:
-    handled = (live.get("handled") or {}).get("seq", ledger.get("handled"))
+def _forged(count: int) -> str:
+    return f", {count:,} that nobody signed" if count else ""
+
+
+def _through(link: LinkReport) -> str | None:
+    handled = link.store.handled if link.store is not None else None
+    head = 0
+    if link.live is not None:
+        head = link.live.head
+        handled = link.live.handled.seq if link.live.handled is not None else handled
     if handled is None:
         return None
-    return f"{handled:,} of {live['head']:,}" if live.get("head") else f"{handled:,}"
+    return f"{handled:,} of {head:,}" if head else f"{handled:,}"
 
 
 _KINDS = {
@@ -356,120 +363,125 @@ _KINDS = {
 }
 
 
-def counted(counts: Facts) -> str:
+def counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {_KINDS.get(kind, kind)}" for kind, count in counts.items()) or "none yet"
 
 
-# --- what it tells ---
+# --- its events ---
 
 
-def event(said: Facts) -> str:
+def event(each: link_worker.FollowedEvent) -> str:
     """One line of `link show --follow`."""
-    words = _EVENTS.get(said["event"])
-    return f"{output.moment(said.get('at'))}  {words(said) if words is not None else said['event']}"
+    return f"{output.moment(each.at)}  {_event(each)}"
 
 
-def _status(said: Facts) -> str:
-    push = said.get("push")
-    theirs = f"; they are {push['lag_records']:,} records behind" if push and push["lag_records"] else ""
-    if "status" not in said:
+def _event(each: link_worker.FollowedEvent) -> str:
+    match each:
+        case link_worker.LinkReported():
+            return _reported(each)
+        case link_worker.LinkNotRunning():
+            return _with_reason("it is carried no longer", each.words)
+        case link_worker.StatusChanged():
+            return _with_reason(f"{each.before} -> {each.now}", each.words)
+        case link_worker.ConnectivityChanged():
+            return f"connection {each.before} -> {each.now}"
+        case link_worker.PullAdvanced():
+            return _advanced(each)
+        case link_worker.PushAdvanced():
+            left = f"; {each.lag_records:,} records are before them" if each.lag_records else ""
+            return f"they handled our log up to {each.handled:,}{left}"
+        case link_worker.GapDetected():
+            before, after = each.before.seq, each.now.seq
+            words = f"a gap ({each.kind}): the other log cannot go on from {before:,}, and goes on from {after:,}"
+            return words + (f"; {each.reread:,} records are read again" if each.reread else "")
+        case link_worker.LocalLogSetBack():
+            return f"the log here was set back: {each.lost:,} messages are fetched again"
+        case link_worker.RepairStarted():
+            return f"comparing up to {each.through.seq:,}"
+        case link_worker.RepairCompleted():
+            return _repaired(each)
+        case link_worker.RepairFailed():
+            return f"comparing failed: {each.words}"
+        case link_worker.DegradedPollEntered():
+            return f"asked now and then only: {each.words}"
+
+
+def _with_reason(text: str, words: str) -> str:
+    return f"{text}: {words}" if words else text
+
+
+def _reported(each: link_worker.LinkReported) -> str:
+    live, push = each.live, each.push
+    theirs = f"; they are {push.lag_records:,} records behind" if push is not None and push.lag_records else ""
+    if live is None:
         return f"shares only{theirs}"
-    behind = f", {said['lag_records']:,} records behind" if said["lag_records"] else ""
-    if said.get("ended_there"):
-        return f"ended there: {said['words']}"
-    return f"{said['status']}, {said['connectivity']}{behind}{theirs}" + (f": {said['words']}" if said["words"] else "")
+    if live.ended_there:
+        return f"ended there: {live.words}"
+    behind = f", {live.lag_records:,} records behind" if live.lag_records else ""
+    return _with_reason(f"{live.status}, {live.connectivity}{behind}{theirs}", live.words)
 
 
-def _left(said: Facts) -> str:
-    return f"; {said['lag_records']:,} records are before them" if said["lag_records"] else ""
+def _advanced(each: link_worker.PullAdvanced) -> str:
+    handled, head = each.handled.seq, each.head
+    part = f" ({handled / head:.0%})" if head else ""
+    others = ((each.duplicates, "here already"), (each.omitted, "left out"), (each.quarantined, "in quarantine"))
+    more = "".join(f", {count:,} {words}" for count, words in others if count)
+    return f"{handled:,} of {head:,}{part}: {each.admitted:,} let in{more}"
 
 
-def _advanced(said: Facts) -> str:
-    handled, head = said["handled"]["seq"], said["head"]
-    share = f" ({handled / head:.0%})" if head else ""
-    others = {name: said[name] for name in ("duplicates", "omitted", "quarantined") if said[name]}
-    more = "".join(f", {count:,} {_OTHERS[name]}" for name, count in others.items())
-    return f"{handled:,} of {head:,}{share}: {said['admitted']:,} let in{more}"
-
-
-_OTHERS = {"duplicates": "here already", "omitted": "left out", "quarantined": "in quarantine"}
-
-
-def _gap(said: Facts) -> str:
-    before, after = said["before"]["seq"], said["now"]["seq"]
-    words = f"a gap ({said['kind']}): the other log cannot go on from {before:,}, and goes on from {after:,}"
-    return words + (f"; {said['reread']:,} records are read again" if said["reread"] else "")
-
-
-def _repaired(said: Facts) -> str:
-    if not said["lacking"] and not said["extra"]:
-        return f"compared up to {said['through']['seq']:,}: equal"
-    then = "as before" if said["unchanged"] else f"{said['fetching']:,} are fetched"
+def _repaired(each: link_worker.RepairCompleted) -> str:
+    if not each.lacking and not each.extra:
+        return f"compared up to {each.through.seq:,}: equal"
+    then = "as before" if each.unchanged else f"{each.fetching:,} are fetched"
     return (
-        f"compared up to {said['through']['seq']:,}: {said['lacking']:,} are there and not here, {said['extra']:,} the "
-        f"other way; {then}"
+        f"compared up to {each.through.seq:,}: {each.lacking:,} are there and not here, {each.extra:,} the other way; "
+        f"{then}"
     )
-
-
-_EVENTS: dict[str, Callable[[Facts], str]] = {
-    "status": _status,
-    "status_changed": lambda e: f"{e['before']} -> {e['now']}" + (f": {e['words']}" if e["words"] else ""),
-    "connectivity_changed": lambda e: f"connection {e['before']} -> {e['now']}",
-    "pull_advanced": _advanced,
-    "push_advanced": lambda e: f"they handled our log up to {e['handled']:,}" + _left(e),
-    "gap_detected": _gap,
-    "local_log_set_back": lambda e: f"the log here was set back: {e['lost']:,} messages are fetched again",
-    "repair_started": lambda e: f"comparing up to {e['through']['seq']:,}",
-    "repair_completed": _repaired,
-    "repair_failed": lambda e: f"comparing failed: {e['words']}",
-    "degraded_poll_entered": lambda e: f"asked now and then only: {e['words']}",
-    "not_carried": lambda e: "it is carried no longer" + (f": {e['words']}" if e["words"] else ""),
-}
 
 
 # --- what differs ---
 
 
-def verified(name: str, answer: Facts) -> Iterator[str]:
-    total = sum(answer["counts"].values())
-    if answer["lost"]:
-        places = ", ".join(str(seq) for seq, *_ in answer["lost_named"][:MOST_SHOWN])
-        more = ", …" if answer["lost"] > MOST_SHOWN else ""
+def verified(name: str, answer: VerifyAnswer) -> Iterator[str]:
+    if answer.lost:
+        places = ", ".join(str(each.seq) for each in answer.lost_records[:MOST_SHOWN])
+        more = ", …" if answer.lost > MOST_SHOWN else ""
         yield (
-            f"the log of this space lost {answer['lost']:,} messages that had come over this link, at {places}{more}: "
+            f"the log of this space lost {answer.lost:,} messages that had come over this link, at {places}{more}: "
             "they are fetched again, as far as the other space still has them; `tidings doctor store` looks at the rest"
         )
-    if (rest := answer["head"] - answer["through"]) > 0:
+    if (rest := answer.head - answer.through) > 0:
         yield f"{rest:,} records of the other log, of any kind, are not handled yet, and were not compared"
-    if answer["equal"]:
-        yield f"equal: every record that {name} shares up to {answer['through']:,} is accounted for here"
-        yield f"{_records(total)}: {counted(answer['counts'])}"
+    if answer.equal:
+        yield f"equal: every record that {name} shares up to {answer.through:,} is accounted for here"
+        yield f"{_records(sum(answer.counts.values()))}: {counted(answer.counts)}"
         yield from _not_compared(name, answer)
         return
-    least = "at least " if answer["more"] else ""
+    least = "at least " if answer.more else ""
     yield (
-        f"not equal: {least}{answer['lacking']:,} records of {name} are not here, {answer['extra']:,} are here and not "
-        f"there any more (up to {answer['through']:,})" + ("; it was not looked further" if answer["more"] else "")
+        f"not equal: {least}{answer.lacking:,} records of {name} are not here, {answer.extra:,} are here and not "
+        f"there any more (up to {answer.through:,})" + ("; it was not looked further" if answer.more else "")
     )
-    for each in answer["differences"][:MOST_SHOWN]:
-        for side, words in (("lacking", "not here"), ("extra", "not there")):
-            if count := each[f"{side}_count"]:
-                seqs = ", ".join(str(seq) for seq, *_ in each[side][:MOST_SHOWN])
-                yield f"{each['channel']} on {each['day']}: {count:,} {words}: {seqs}" + (", …" if count > 20 else "")
+    for day in answer.differences[:MOST_SHOWN]:
+        sides = (day.lacking, day.lacking_count, "not here"), (day.extra, day.extra_count, "not there")
+        for records, count, words in sides:
+            if count:
+                seqs = ", ".join(str(each.seq) for each in records[:MOST_SHOWN])
+                yield f"{day.channel} on {day.day}: {count:,} {words}: {seqs}" + (", …" if count > MOST_SHOWN else "")
     yield from _not_compared(name, answer)
 
 
-def _not_compared(name: str, answer: Facts) -> Iterator[str]:
+def _not_compared(name: str, answer: VerifyAnswer) -> Iterator[str]:
     """What is outside of what is shared and taken now."""
-    for origin, channel, count in answer.get("not_shared", ()):
+    for origin, channel, count in answer.not_shared:
         whose = f"{channel}, which {name} does not share any more"
-        if origin != answer["space"]:
+        if origin != answer.space:
             whose = f"{channel} of {origin[:12]}, which {name} does not pass on any more"
         yield f"not compared: {_records(count)} of {whose}; what came stays"
-    if count := answer.get("not_passed_on"):
+    if count := answer.not_passed_on:
         yield f"not compared: {_records(count)} of other spaces, which {name} does not pass on any more"
-    for origin, channel, count in answer.get("not_taken", ()):
-        whose = channel if origin == answer["space"] else f"{channel} of {origin[:12]}"
+    for origin, channel, count in answer.not_taken:
+        whose = channel if origin == answer.space else f"{channel} of {origin[:12]}"
         yield f"left out: {_records(count)} of {whose}, which {name} shares and this space does not take"
 
 

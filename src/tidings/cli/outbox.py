@@ -11,7 +11,7 @@ from tidings.cli.completion import among
 from tidings.cli.connection import act_at_host, ask_host, outbox_in_file
 from tidings.cli.context import AgentContext, Context, CountOption, Group, SpaceContext, countable
 from tidings.cli.talk import printable
-from tidings.contract.host import PauseAnswer, PauseSpaceRequest, ResumeSpaceRequest
+from tidings.contract.host import PauseSpaceRequest, ResumeSpaceRequest, SpacePausedAnswer
 from tidings.errors import UsageError
 
 app = Group(help="What was handed to the host: list, show, send again, cancel, hold back.")
@@ -132,7 +132,7 @@ def resume(ctx: SpaceContext) -> None:
     _show_held(ctx, ask_host(ctx.home.home, lambda host: host.call(ResumeSpaceRequest(ctx.home.name))))
 
 
-def _show_held(ctx: Context, answer: PauseAnswer) -> None:
+def _show_held(ctx: Context, answer: SpacePausedAnswer) -> None:
     ctx.end_if_json(answer)
     output.say(f"the outbox of {ctx.home.name} {'is held back' if answer.paused else 'leaves again'}")
     output.hint("tidings outbox resume" if answer.paused else "tidings outbox list")

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Literal, TypeVar, overload
+from typing import Literal, TypeVar
 
 from tidings.admin.identity import Identity
 from tidings.contract.core import Request
@@ -22,7 +22,7 @@ from tidings.errors import AuthRevoked, ConnectionLost, Reconnecting, StewardUnr
 from tidings.nats.client import Connection, connect
 from tidings.nats.errors import NatsError, NoResponders
 from tidings.nats.jwt import split_credentials
-from tidings.rpc.control import decode_answer, encode_request, read_answer, request_body
+from tidings.rpc.control import decode_answer, encode_request
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
 
@@ -244,7 +244,6 @@ class AgentConnection:
         self.last_round_trip = time.monotonic()
         return self.incarnation_of(connection)
 
-    @overload
     async def call(
         self,
         request: Request[A],
@@ -253,42 +252,16 @@ class AgentConnection:
         op: str | None = None,
         timeout: float = 5.0,
         connection: Connection | None = None,
-    ) -> A: ...
-    @overload
-    async def call(
-        self,
-        request: str,
-        do: str,
-        *,
-        op: str | None = None,
-        timeout: float = 5.0,
-        connection: Connection | None = None,
-        **arguments: Any,
-    ) -> dict[str, Any]: ...
-    async def call(
-        self,
-        request: Request[A] | str,
-        do: str = "",
-        *,
-        op: str | None = None,
-        timeout: float = 5.0,
-        connection: Connection | None = None,
-        **arguments: Any,
-    ) -> A | dict[str, Any]:
+    ) -> A:
         """Ask the steward. `connection` is for hooks, which run before the state is ready."""
-        asked = connection or self.current
-        if isinstance(request, Request):
-            name, service, body = request.operation.name, request.operation.service, encode_request(request, op)
-        else:
-            name, service, body = f"{request} {do}", request, request_body(do, op, arguments)
+        asked, name = connection or self.current, request.operation.name
+        subject = self.identity.subjects.control(request.operation.service, self.identity.id)
         try:
-            message = await asked.request(
-                self.identity.subjects.control(service, self.identity.id), body, timeout=timeout
-            )
+            message = await asked.request(subject, encode_request(request, op), timeout=timeout)
         except NoResponders as error:
             raise StewardUnreachable(f"the steward of {self.identity.subjects.space} does not answer") from error
         except TimeoutError as error:
             raise StewardUnreachable(f"the steward does not answer ({name}, {timeout:.0f} s)") from error
         except (NatsError, OSError) as error:
             raise ConnectionLost(f"the connection went while asking {name} ({error})") from error
-        return decode_answer(request, message.data) if isinstance(request, Request) else read_answer(message.data)
+        return decode_answer(request, message.data)

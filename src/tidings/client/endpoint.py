@@ -71,6 +71,7 @@ SAVE_EVERY = 0.5
 JOINS_AT_ONCE = 8
 #: opening waits so long for the roster; a steward that is away is not waited for
 ROSTER_PATIENCE = 2.0
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -302,10 +303,8 @@ class Endpoint(AgentInterface):
         if event == "notice" and hasattr(self, "_direct") and self._frames.begun:
             self._direct.watch.listen_for_voids()
 
-    async def call(self, request: Any, do: str = "", **arguments: Any) -> Any:
-        if isinstance(request, Request):
-            return await self.connection.call(request, **arguments)
-        return await self.connection.call(request, do, **arguments)
+    async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 5.0) -> A:
+        return await self.connection.call(request, op=op, timeout=timeout)
 
     async def access(self) -> dict[str, Any]:
         """This agent's access record in force: name, roles, what it may read, post and manage."""

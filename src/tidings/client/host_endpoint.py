@@ -17,7 +17,6 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import msgspec
 from msgspec.structs import asdict
 
 from tidings.client.host_endpoint_tasks import EARLY_PAUSE, LONG_POLL, HostTasks
@@ -199,16 +198,8 @@ class HostEndpoint(AgentInterface):
                 self.session = await self._source.obtain(self.host, stale)
             return self.session
 
-    async def call(self, request: Any, do: str = "", **arguments: Any) -> Any:
-        op, wait = arguments.pop("op", None), float(arguments.pop("timeout", 0.0))
-        if isinstance(request, Request):
-            return await self.ask_host(request, op=op, wait=wait)
-        from tidings.contract.catalogue import OPERATIONS
-
-        operation = OPERATIONS.get(f"{request} {do}")
-        if operation is None or not operation.host:
-            raise UsageError(f"the host does not forward {request} {do}: docs/host-api.md lists its operations")
-        return msgspec.to_builtins(await self.ask_host(operation.decode(arguments), op=op, wait=wait))
+    async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 0.0) -> A:
+        return await self.ask_host(request, op=op, wait=timeout)
 
     async def me(self) -> Json:
         """session, space, space_id, agent, name, receive, program, and `health` of the agent's connection."""
@@ -350,7 +341,7 @@ class HostEndpoint(AgentInterface):
 
     async def quarantine(self, after: int = 0) -> list[Json]:
         """What came and could not be opened: row, reason, size, how it begins, when it was received."""
-        return [to_json(each) for each in (await self.ask_host(contract.ListQuarantineRequest(after))).quarantine]
+        return [to_json(each) for each in (await self.ask_host(contract.QuarantinedMailRequest(after))).quarantine]
 
     async def take_back(self) -> None:
         """Let the host receive this agent's mail again, if a program elsewhere has since it began."""

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from tidings.contract.agents import AttentionAnswer, AttentionRequest, ChangeAttentionRequest
 from tidings.contract.channels import (
@@ -374,15 +374,11 @@ class AgentInterface(ABC):
 
     # --- asking the steward ---
 
-    @overload
-    async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 5.0) -> A: ...
-    @overload
-    async def call(self, request: str, do: str, **arguments: Any) -> dict[str, Any]: ...
     @abstractmethod
-    async def call(self, request: Any, do: str = "", **arguments: Any) -> Any:
-        """A control request (`docs/control.md`), answered by the steward. The answer's fields, or the error it named.
+    async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 5.0) -> A:
+        """Sends a control request (`docs/control.md`) and returns its answer. Raises the error that the steward named.
 
-        Through the host only what the table says programs may ask there (`Operation.host`).
+        Through the host only operations that it forwards (`Operation.host`).
         """
 
     async def trace(self, sent: Receipt | str) -> TraceAnswer:

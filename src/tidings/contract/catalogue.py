@@ -5,10 +5,10 @@ A program that calls a few operations imports only the modules that declare them
 
 from __future__ import annotations
 
-from tidings.contract import admin, agents, channels, host, links, mail, tasks
+from tidings.contract import admin, agents, channels, host, link_worker, links, mail, tasks
 from tidings.contract.core import DECLARED, SERVED, CallerKind
 
-MODULES = (channels, agents, admin, links, mail, tasks, host)
+MODULES = (channels, agents, admin, links, mail, tasks, host, link_worker)
 #: those of the steward, in this order, whichever module was imported first
 OPERATIONS = {
     name: each

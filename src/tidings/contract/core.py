@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -55,7 +55,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
 
 
 class Request(msgspec.Struct, Generic[A], forbid_unknown_fields=True, omit_defaults=True):
-    """The base of every request. The parameter is the type of its answer."""
+    """The base of every request. The parameter is the type of its answer, or an `AsyncGenerator` of answers."""
 
     operation: ClassVar[Operation]
 
@@ -74,13 +74,15 @@ class Operation:
     caller: CallerKind
     #: takes effect once per `op` of its caller; handlers enforce it
     once: bool
-    #: seconds for which a request may ask its server to wait
+    #: seconds for which a request may ask its server to wait; infinite if the work takes as long as it takes
     waits: float
     #: whether the host forwards it for its agents
     host: bool
     server: Server = "steward"
     #: whether it changes something: a caller that got no answer does not know whether it took effect
     changes: bool = True
+    #: whether it has any number of answers, as lines of a stream
+    stream: bool = False
     #: the largest body of a request, in bytes, over HTTP
     limit: int = MAX_REQUEST
 
@@ -182,7 +184,9 @@ def operation(
             raise LookupError(f"operation {name} is declared twice")
         (base,) = getattr(request, "__orig_bases__")  # noqa: B009  typing has no name for it
         answer = get_args(base)[0]
-        found = Operation(name, request, answer, caller, once, waits, host, server, changes, limit)
+        if stream := get_origin(answer) is AsyncGenerator:
+            answer = get_args(answer)[0]
+        found = Operation(name, request, answer, caller, once, waits, host, server, changes, stream, limit)
         if (host or server == "host") and SERVED.setdefault(found.path, found) is not found:
             raise LookupError(f"two operations have the path {found.path}")
         request.operation = DECLARED[server][name] = found
@@ -229,15 +233,16 @@ def nanoseconds(moment: datetime | None) -> int:
 
 
 _READER = json.JSONDecoder()
-_NEXT = re.compile(r"[\s,{:]*")
+_BETWEEN = re.compile(r"[\s,:]*")
 #: fields of an oversize request that are looked at: no request has so many
 MOST_FIELDS = 100
 
 
 def _largest_field(data: bytes) -> str:
     """Returns the name of the largest field of a JSON object, which may be cut off; empty if it is none."""
-    text, at, largest, most = data.decode("utf-8", "replace"), 0, "", 0
-    for _ in range(MOST_FIELDS if text.lstrip().startswith("{") else 0):
+    text, largest, most = data.decode("utf-8", "replace").lstrip(), "", 0
+    at = 1
+    for _ in range(MOST_FIELDS if text.startswith("{") else 0):
         begin = _skip(text, at)
         try:
             name, at = _READER.raw_decode(text, begin)
@@ -253,5 +258,5 @@ def _largest_field(data: bytes) -> str:
 
 
 def _skip(text: str, at: int) -> int:
-    found = _NEXT.match(text, at)
+    found = _BETWEEN.match(text, at)
     return found.end() if found else at

@@ -126,13 +126,13 @@ class StopHostRequest(Request[StopHostAnswer]):
     """Stop the host. It answers before it stops."""
 
 
-class PauseAnswer(Answer):
+class SpacePausedAnswer(Answer):
     space: str
     paused: bool
 
 
 @operation("space pause", server="host", caller="user")
-class PauseSpaceRequest(Request[PauseAnswer]):
+class PauseSpaceRequest(Request[SpacePausedAnswer]):
     """Hold back every message to a space, named by its name or id."""
 
     space: str
@@ -140,7 +140,7 @@ class PauseSpaceRequest(Request[PauseAnswer]):
 
 
 @operation("space resume", server="host", caller="user")
-class ResumeSpaceRequest(Request[PauseAnswer]):
+class ResumeSpaceRequest(Request[SpacePausedAnswer]):
     """Send what is held back for a space."""
 
     space: str
@@ -243,7 +243,7 @@ class SendRequest(Request[SendAnswer], kw_only=True):
     context: str | None = None
     id: str | None = None
     max_age: Annotated[float, Meta(gt=0, le=LONGEST_AGE)] | None = None
-    deadline: float | None = None
+    deadline: Annotated[float, Meta(gt=0, le=LONGEST_AGE)] | None = None
     wait: Wait = 0.0
 
 
@@ -489,12 +489,12 @@ class QuarantinedMail(Answer):
     received: str | None
 
 
-class QuarantineAnswer(Answer):
+class QuarantinedMailAnswer(Answer):
     quarantine: list[QuarantinedMail]
 
 
 @operation("inbox quarantine", server="host", changes=False)
-class ListQuarantineRequest(Request[QuarantineAnswer]):
+class QuarantinedMailRequest(Request[QuarantinedMailAnswer]):
     """List what arrived for this agent and could not be opened, by row."""
 
     after: Count = 0

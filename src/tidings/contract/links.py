@@ -282,30 +282,32 @@ class PeerProgress(Answer):
     lag_records: int
     waiting_since: float | None
 
-    def facts(self, now: float) -> dict[str, Any]:
-        """Returns the values that commands show."""
-        lag = max(0.0, now - self.waiting_since) if self.waiting_since is not None else 0.0
-        told = {"handled": self.handled, "asked_at": self.asked_at, "lag_records": self.lag_records}
-        return told | {"lag_seconds": round(lag, 1)}
+    def lag_seconds(self, now: float) -> float:
+        return round(max(0.0, now - self.waiting_since), 1) if self.waiting_since is not None else 0.0
 
 
-class LinkStateRow(Answer, kw_only=True):
-    """A link record at `seq`. `push` is null if the link shares nothing."""
+class LinkAgreement(Answer, kw_only=True):
+    """What passes over a link, as its record says."""
 
     link: str
-    state: Switch
     origin: str
-    channels: dict[str, str]
     space: str
-    steward: str | None
+    channels: dict[str, str]
     shares: tuple[str, ...]
     beyond: dict[str, dict[str, str]]
     hops: int
     until: int | None
-    peer: str | None
     direct: Switch
     roster: Switch
     tasks: Switch
+
+
+class LinkStateRow(LinkAgreement, kw_only=True):
+    """A link record at `seq`. `push` is null if the link shares nothing."""
+
+    state: Switch
+    steward: str | None
+    peer: str | None
     seq: int
     push: PeerProgress | None
 
@@ -387,7 +389,7 @@ class ImportChannelsRequest(Request[ImportChannelsAnswer]):
     channels: tuple[str, ...] = ()
 
 
-class DirectoryRow(Answer):
+class DirectoryRow(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """An agent of a linked space."""
 
     id: str
@@ -418,13 +420,13 @@ class ImportDirectoryRequest(Request[ImportDirectoryAnswer]):
     tasks: bool = False
 
 
-class MailOffer(msgspec.Struct, frozen=True, omit_defaults=True):
+class MailOffer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A direct message of a linked space. `size` is the size of its payload in bytes."""
 
     sender: str
     id: str
     to: str
-    size: int = 0
+    size: Seq = 0
 
 
 MailOffers = Annotated[tuple[MailOffer, ...], msgspec.Meta(max_length=MAIL_PER_PAGE)]
@@ -487,14 +489,14 @@ class ImportReceiptsRequest(Request[ImportReceiptsAnswer]):
     mark: str = ""
 
 
-class TaskOffer(msgspec.Struct, frozen=True, omit_defaults=True):
+class TaskOffer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A task of a linked space. `readers` can open it; `seq` is its place in the queue here, if known."""
 
     sender: str
     id: str
     role: str = ""
     readers: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_READERS)] = ()
-    seq: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seq: Seq = 0
 
 
 TaskOffers = Annotated[tuple[TaskOffer, ...], msgspec.Meta(max_length=TASKS_PER_PAGE)]

@@ -30,7 +30,7 @@ MessageKind = Literal["chat", "dm", "task"]
 # --- receipts ---
 
 
-class ReaderReceipt(msgspec.Struct, omit_defaults=True):
+class ReaderReceipt(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """The stage that the direct message at `seq` reached. `sender` and `id` name the message, so that another one that
     got the same sequence is not mistaken for it."""
 

@@ -10,9 +10,11 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from tidings.cli import link_words, output
+from tidings.contract.core import Request
+from tidings.contract.link_worker import ListLinksRequest, VerifyLinkRequest
 from tidings.demo.away import connect_to
 from tidings.demo.story import heading
 from tidings.errors import TidingsError, UnhealthyError
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tidings.admin.home import SpaceHome
     from tidings_testing.proxy import FaultProxy
 
+A = TypeVar("A")
 #: seconds for a message on its way; and until a link that was cut has caught up, which asks again after a growing pause
 PATIENCE, HEAL_PATIENCE = 20.0, 60.0
 LOOK_EVERY = 0.1
@@ -132,16 +135,16 @@ async def _until_carried(here: Side, there: Side) -> None:
             raise UnhealthyError(f"what {there.name} shares should be carried to {here.name}, and is {shown}")
         await asyncio.sleep(LOOK_EVERY)
         try:
-            shown = link_words.state((await _ask(here, "status"))["links"][0])
+            shown = link_words.state((await _call(here, ListLinksRequest(link=here.link))).links[0])
         except TidingsError as error:
             shown = str(error)
     output.line(f"  a worker of {here.name} takes over what {there.name} shares: {shown}")
 
 
-async def _ask(side: Side, do: str) -> dict[str, Any]:
-    from tidings.links.local_socket import ask
+async def _call(side: Side, request: Request[A]) -> A:
+    from tidings.rpc.local_socket import call
 
-    return await ask(side.home.link_socket, do, within=PATIENCE, link=side.link)
+    return await call(side.home.link_socket, request, timeout=PATIENCE)
 
 
 async def _talk(west: Side, east: Side) -> None:
@@ -191,8 +194,8 @@ async def _heal(west: Side, east: Side) -> None:
 async def _compare(west: Side, east: Side) -> None:
     heading("Both compare by digests what the other shares with what came (`tidings link verify`)")
     for here, there in ((west, east), (east, west)):
-        answer = await _ask(here, "verify")
-        if not answer["equal"] or answer["counts"] != {"admitted": len(there.said)}:
+        answer = await _call(here, VerifyLinkRequest(here.link))
+        if not answer.equal or answer.counts != {"admitted": len(there.said)}:
             raise UnhealthyError(f"{here.name} should have all that {there.name} shares: {answer}")
         for words in link_words.verified(there.name, answer):
             output.line(f"  {here.name}: {words}")

@@ -182,10 +182,12 @@ async def unread_counts(caller: SessionCaller, _request: contract.UnreadCountsRe
     return contract.UnreadCountsAnswer(await caller.host.inbox.read(inbox_views.unread_of, *caller.mine))
 
 
-@handler(contract.ListQuarantineRequest)
-async def list_quarantine(caller: SessionCaller, request: contract.ListQuarantineRequest) -> contract.QuarantineAnswer:
+@handler(contract.QuarantinedMailRequest)
+async def list_quarantine(
+    caller: SessionCaller, request: contract.QuarantinedMailRequest
+) -> contract.QuarantinedMailAnswer:
     found = await caller.host.inbox.read(inbox_views.aside, *caller.mine, after=request.after)
-    return contract.QuarantineAnswer([inbox_views.quarantined_mail(each) for each in found])
+    return contract.QuarantinedMailAnswer([inbox_views.quarantined_mail(each) for each in found])
 
 
 @handler(contract.MarkReadRequest)

@@ -190,17 +190,17 @@ async def _trouble(caller: UserCaller, trial: Callable[[], Awaitable[None]]) -> 
 
 
 @handler(contract.PauseSpaceRequest)
-async def pause_space(caller: UserCaller, request: contract.PauseSpaceRequest) -> contract.PauseAnswer:
+async def pause_space(caller: UserCaller, request: contract.PauseSpaceRequest) -> contract.SpacePausedAnswer:
     scope = _space(caller, request.space)
     await caller.host.pause(scope.space_id, request.reason[:200] or "paused by its user")
-    return contract.PauseAnswer(scope.space, True)
+    return contract.SpacePausedAnswer(scope.space, True)
 
 
 @handler(contract.ResumeSpaceRequest)
-async def resume_space(caller: UserCaller, request: contract.ResumeSpaceRequest) -> contract.PauseAnswer:
+async def resume_space(caller: UserCaller, request: contract.ResumeSpaceRequest) -> contract.SpacePausedAnswer:
     scope = _space(caller, request.space)
     await caller.host.resume(scope.space_id)
-    return contract.PauseAnswer(scope.space, False)
+    return contract.SpacePausedAnswer(scope.space, False)
 
 
 def _space(caller: UserCaller, text: str) -> Scope:

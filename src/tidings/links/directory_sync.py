@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from tidings.contract.core import Request
+from tidings.contract.link_worker import DirectoryStatus
 from tidings.contract.links import DirectoryRow, ImportDirectoryRequest, LinkRosterAnswer, LinkRosterRequest
 from tidings.errors import DeniedError, PageRefused, TidingsError
 from tidings.links import directory as book
@@ -44,15 +45,6 @@ class AskedSteward(Protocol):
 class AskedPeer(AskedSteward, Protocol):
     @property
     def subjects(self) -> Subjects: ...
-
-
-class PeopleFacts(msgspec.Struct, frozen=True):
-    """For the operator: how many are known, and who is not, by name and key."""
-
-    known: int = 0
-    changed: tuple[tuple[str, str], ...] = ()
-    #: keys of our own agents, or of another linked space, that the peer claims
-    taken: tuple[str, ...] = ()
 
 
 class PeopleRound:
@@ -83,11 +75,13 @@ class PeopleRound:
         """What the other space lets pass beside channels, as it last said."""
         return await self._jobs.read(lambda c: book.passing(c, self.place))
 
-    async def facts(self) -> PeopleFacts:
+    async def facts(self) -> DirectoryStatus:
         found = await self._jobs.read(lambda c: book.sorted_people(c, self.place))
         changed = tuple((each.name, each.id) for each in found.refused)
         taken = await self._jobs.read(lambda c: book.taken(c, self.place))
-        return PeopleFacts(len(found.known), changed, tuple(dict.fromkeys((*self._taken, *taken))))
+        return DirectoryStatus(
+            known=len(found.known), changed=changed, taken=tuple(dict.fromkeys((*self._taken, *taken)))
+        )
 
     # --- reading ---
 

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from tidings.contract.link_worker import ChannelCount, OmittedRange
 from tidings.errors import LinkConflict, QuarantineFull, TokenRefused
 from tidings.links.definition import SECRET_BYTES, LinkDefinition, LinkKey
 from tidings.links.ports import OriginIdentity
@@ -109,12 +110,6 @@ class LetIn(NamedTuple):
     local_seq: int
     channel: str
     identity: OriginIdentity
-
-
-class Omitted(NamedTuple):
-    first: int
-    last: int
-    reason: str
 
 
 _COLUMNS = """row, space, peer, scope, authority, definition, handled_epoch, handled_seq, handled_mark, received_epoch,
@@ -456,11 +451,11 @@ def counts(connection: sqlite3.Connection, row: int) -> dict[str, int]:
     return dict(connection.execute(query, (row, row)).fetchall())
 
 
-def omissions(connection: sqlite3.Connection, row: int, after: int = 0, limit: int = 100) -> list[Omitted]:
+def omissions(connection: sqlite3.Connection, row: int, after: int = 0, limit: int = 100) -> list[OmittedRange]:
     """What of the peer's log is not here, by name: single records and ranges, from the oldest on."""
     query = """SELECT seq, seq, reason FROM disposition WHERE link = ? AND kind = 'omitted' AND seq > ?
       UNION ALL SELECT first, last, reason FROM omitted_range WHERE link = ? AND last > ? ORDER BY 1 LIMIT ?"""
-    return [Omitted(*found) for found in connection.execute(query, (row, after, row, after, limit))]
+    return [OmittedRange(*found) for found in connection.execute(query, (row, after, row, after, limit))]
 
 
 def let_in(connection: sqlite3.Connection, row: int, after: int, limit: int) -> list[LetIn]:
@@ -476,12 +471,12 @@ def read_index_anew(connection: sqlite3.Connection, space: str) -> None:
     connection.execute("UPDATE space SET epoch = '' WHERE space = ?", (space,))
 
 
-def not_taken(connection: sqlite3.Connection, row: int, limit: int = 20) -> list[tuple[str, str, int]]:
-    """What the peer passes on of other spaces and is not taken: (space, channel, how many records)."""
+def not_taken(connection: sqlite3.Connection, row: int, limit: int = 20) -> list[ChannelCount]:
+    """What the peer passes on of other spaces and is not taken."""
     query = """SELECT d.origin, d.channel, count(*) FROM disposition AS d JOIN link AS l ON l.row = d.link
       WHERE d.link = ? AND d.kind = 'omitted' AND d.reason = 'not_shared' AND d.origin NOT IN (l.peer, l.space)
       GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT ?"""
-    return [(origin, channel, count) for origin, channel, count in connection.execute(query, (row, limit))]
+    return [ChannelCount(*found) for found in connection.execute(query, (row, limit))]
 
 
 def held_days(connection: sqlite3.Connection, row: int, floor: int, through: int) -> list[tuple[str, str]]:

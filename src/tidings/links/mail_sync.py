@@ -25,8 +25,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
+from tidings.contract.link_worker import LinkedMailCounts
 from tidings.contract.links import (
     ImportedMailRequest,
     ImportMailRequest,
@@ -173,11 +174,11 @@ class MailRound:
         if lost:
             self._settled, self._look = False, None
 
-    async def facts(self) -> dict[str, Any]:
+    async def facts(self) -> LinkedMailCounts:
         counts = await self._ledger.read(lambda c: mail_store.counts(c, self.place))
         known = await self._ledger.read(lambda c: mail_store.state(c, self.place))
-        found = {"came": counts.get("admitted", 0), "refused": counts.get("refused", 0)}
-        return {**found, "forged": known.forged, "waits": self._waits}
+        came, refused = counts.get("admitted", 0), counts.get("refused", 0)
+        return LinkedMailCounts(came=came, refused=refused, forged=known.forged, waits=self._waits)
 
     # --- what comes in ---
 

@@ -1,20 +1,18 @@
-"""Operator commands on the links of a space, answered as JSON.
+"""Handlers of the link worker's operations.
 
-The link worker answers while it runs (`worker.py`); otherwise the command line does the same on the ledger itself. The
-lock of the ledger prevents both at once. A link is named by its id; what was agreed about it is on disk.
+The link worker answers with them while it runs (`worker.py`); while it does not, a command calls them on the link store
+itself (`alone`). The lock of the link store prevents both at once. A link is named by its id; its terms are on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import inspect
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,6 +20,9 @@ from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import LinkPeers
 from tidings.admin.link_registry import AgreedLink, LinkLedger
 from tidings.admin.linking import terms_of
+from tidings.contract import link_worker as contract
+from tidings.contract.core import Request
+from tidings.contract.links import DirectoryRow, LinkAgreement, PeerProgress
 from tidings.errors import ConflictError, TidingsError, UsageError
 from tidings.links import directory as people
 from tidings.links import link_store as books
@@ -30,13 +31,15 @@ from tidings.links.compare import Comparison, Difference
 from tidings.links.definition import carries, definition_of, secret_of
 from tidings.links.destination import LocalDestination, LocalSpace
 from tidings.links.directory import PeerPlace
-from tidings.links.held import HeldRecords, lost_here
+from tidings.links.held import HeldRecords, LostHere, lost_here
 from tidings.links.link_store import BookedLink, LinkRow, find_row, last_row, milliseconds, opened
 from tidings.links.obligations import Quarantined
 from tidings.links.running_link import CarriedLink, SharedLog
 from tidings.links.source import PeerSource
 from tidings.links.store_file import open_store
+from tidings.rpc.dispatch import handler, handlers_of
 from tidings.util.database import Database
+from tidings.wire.digests import RecordIdentity
 from tidings.wire.link_exchange import Person
 from tidings.wire.rulings import Link
 
@@ -46,94 +49,97 @@ CATCH_UP = 3.0
 MOST_NAMED = 100
 #: days of channels that are named in one, and records that differ that are looked for
 MOST_DIFFERENCES, MOST_DIFFERING = 1_000, 100_000
-PAUSED = "paused by the operator"
-Answer = dict[str, Any]
+A = TypeVar("A")
 
 
-class Carrying(NamedTuple):
-    """What a worker that runs knows besides: the links it carries, why it does not carry others, and how to set one
-    aside for a moment."""
+class WorkerState(NamedTuple):
+    """What a link worker knows besides the link store: its running links, why it does not run others, how to stop one
+    for a moment, how far the linked spaces are with what is shared, and why the steward did not answer."""
 
-    carried: Callable[[str], CarriedLink | None] = lambda _link: None
+    running: Callable[[str], CarriedLink | None] = lambda _link: None
     words: Callable[[str], str] = lambda _link: ""
-    aside: Callable[[str], AbstractAsyncContextManager[None]] = lambda _link: nullcontext()
-    #: how far the other space is with what we share
-    push: Callable[[str], Answer | None] = lambda _link: None
+    stopped: Callable[[str], AbstractAsyncContextManager[None]] = lambda _link: nullcontext()
+    push: Callable[[str], PeerProgress | None] = lambda _link: None
+    steward: Callable[[], str] = lambda: ""
 
 
 class LinkOperations:
-    """`do` is one of `OPERATIONS`."""
+    """The operations on links. `call` answers one without a link worker."""
 
-    def __init__(self, home: SpaceHome, database: Database, carrying: Carrying = Carrying()) -> None:  # noqa: B008
-        self.home, self.database, self._carrying = home, database, carrying
+    def __init__(self, home: SpaceHome, database: Database, state: WorkerState = WorkerState()) -> None:  # noqa: B008
+        self.home, self.database, self._state = home, database, state
         self.space = home.read_info().id
         self.agreed = LinkLedger.below(home, self.space)
         self.peers = LinkPeers.below(home)
 
-    async def do(self, do: str, **arguments: Any) -> Answer:
-        if do not in OPERATIONS:
-            raise UsageError(f"a worker of links does not know how to {do[:40]!r}")
-        answer: Answer = await getattr(self, do)(**arguments)
+    async def call(self, request: Request[A]) -> A:
+        """Returns the answer. Raises UsageError, naming the field, if a value does not fit the declaration."""
+        operation = request.operation
+        checked = operation.decode(msgspec.to_builtins(request))
+        answer: A = await handlers_of("link worker", self, complete=False)[operation.name](checked)
         return answer
 
     # --- looking ---
 
-    async def status(self, link: str | None = None, whole: bool = False) -> Answer:
-        """Every link, or one. `whole`: with what became of its records, which takes longer the more there are."""
-        rows = self.agreed.rows() if link is None else [self._agreed(link)]
-        return {"links": [await self._described(row, whole) for row in rows]}
+    @handler(contract.ListLinksRequest)
+    async def list_links(self, request: contract.ListLinksRequest) -> contract.ListLinksAnswer:
+        rows = self.agreed.rows() if request.link is None else [self._agreed(request.link)]
+        links = tuple([await self._report(row, request.complete) for row in rows])
+        return contract.ListLinksAnswer(links, self._state.steward())
 
-    async def _described(self, row: AgreedLink, whole: bool) -> Answer:
-        record, carried = terms_of(row), self._carrying.carried(row.link)
-        facts = describe(self.home, row)
+    async def _report(self, row: AgreedLink, complete: bool) -> contract.LinkReport:
+        record, running = terms_of(row), self._state.running(row.link)
+        report = describe(self.home, row)
         found = await self.database.read(lambda c: find_row(c, definition_of(self.space, record)))
         if found is not None:
-            facts["ledger"] = await self.database.read(lambda c: _ledger_facts(c, found, whole))
-        facts["words"] = self._carrying.words(row.link)
-        facts["people"] = await self._people(record, carried)
-        facts["live"] = msgspec.to_builtins(carried.direction.status()) if carried is not None else None
-        facts["push"] = self._carrying.push(row.link)
-        facts["offered"] = carried.offered() if carried is not None else None
-        return facts
+            report.store = await self.database.read(lambda c: _stored_link(c, found, complete))
+        report.words, report.push = self._state.words(row.link), self._state.push(row.link)
+        report.directory = await self._directory_status(record, running)
+        if running is not None:
+            report.live, report.peer_shares = running.direction.status(), running.peer_shares()
+        return report
 
-    async def _people(self, record: Link, carried: CarriedLink | None) -> Answer | None:
-        """Who is known at the other end, and whose key changed without a word."""
+    async def _directory_status(self, record: Link, running: CarriedLink | None) -> contract.DirectoryStatus | None:
         if record.roster != "on":
             return None
-        if carried is not None and carried.rounds is not None:
-            return await carried.rounds.facts()
+        if running is not None and running.rounds is not None:
+            return await running.rounds.facts()
         found = await self.database.read(lambda c: people.sorted_people(c, PeerPlace(self.space, record.origin)))
-        changed = [[each.name, each.id] for each in found.refused]
-        return {"known": len(found.known), "changed": changed, "taken": [], "words": "", "mail": None, "tasks": None}
+        changed = tuple((each.name, each.id) for each in found.refused)
+        return contract.DirectoryStatus(known=len(found.known), changed=changed)
 
-    async def people(self, link: str) -> Answer:
-        """Everybody that is known at the other end, by name."""
-        place = PeerPlace(self.space, self._agreed(link).origin)
+    @handler(contract.ListDirectoryRequest)
+    async def list_directory(self, request: contract.ListDirectoryRequest) -> contract.DirectoryAnswer:
+        place = self._place(request.link)
         found = await self.database.read(lambda c: people.sorted_people(c, place))
-        return {"people": list(map(_person, found.known)), "changed": list(map(_person, found.refused))}
+        return contract.DirectoryAnswer(_directory_rows(found.known), _directory_rows(found.refused))
 
-    async def trustable(self, link: str, name: str) -> Answer:
-        """Which key a name stands for, and which one has it there; nothing is changed."""
-        place = PeerPlace(self.space, self._agreed(link).origin)
-        before, now = await self.database.read(lambda c: people.trustable(c, place, name))
-        return {"before": before, "now": now}
+    @handler(contract.CompareKeysRequest)
+    async def compare_keys(self, request: contract.CompareKeysRequest) -> contract.KeyChangeAnswer:
+        place = self._place(request.link)
+        return contract.KeyChangeAnswer(*await self.database.read(lambda c: people.trustable(c, place, request.name)))
 
-    async def trust(self, link: str, name: str, key: str) -> Answer:
-        """A name stands for this key from now on, if it is the one that has it there."""
-        place = PeerPlace(self.space, self._agreed(link).origin)
-        before, now = await self.database.write(lambda c: people.trust(c, place, name, key))
-        self._look_now(link)
-        return {"before": before, "now": now}
+    @handler(contract.TrustKeyRequest)
+    async def trust_key(self, request: contract.TrustKeyRequest) -> contract.KeyChangeAnswer:
+        place = self._place(request.link)
+        changed = await self.database.write(lambda c: people.trust(c, place, request.name, request.key))
+        self._look_now(request.link)
+        return contract.KeyChangeAnswer(*changed)
 
-    async def quarantined(self, link: str, after: int = 0, limit: int = 100) -> Answer:
-        row = await self._row(link)
-        found = await self.database.read(lambda c: obligations.in_quarantine(c, row.row, after, limit))
-        return {"records": [_put_aside(each) for each in found], "count": (await self._count(row))}
+    @handler(contract.ListQuarantineRequest)
+    async def list_quarantine(self, request: contract.ListQuarantineRequest) -> contract.QuarantineAnswer:
+        row = await self._row(request.link)
+        found = await self.database.read(lambda c: obligations.in_quarantine(c, row.row, request.after, request.limit))
+        return contract.QuarantineAnswer(tuple(map(_quarantined, found)), await self._count(row))
 
-    async def quarantined_record(self, link: str, seq: int, life: int | None = None) -> Answer:
-        row = await self._row(link)
-        found = await self.database.read(lambda c: obligations.one_quarantined(c, row.row, seq, life))
-        return {"record": _put_aside(found, payload=True)}
+    @handler(contract.ShowQuarantinedRequest)
+    async def show_quarantined(self, request: contract.ShowQuarantinedRequest) -> contract.QuarantinedRecord:
+        row = await self._row(request.link)
+        found = await self.database.read(lambda c: obligations.one_quarantined(c, row.row, request.seq, request.life))
+        shown, record = _quarantined(found), found.record
+        shown.signature, shown.hops, shown.payload = record.signature, record.hops, record.payload
+        shown.sent_at = record.time_ns / 1e9
+        return shown
 
     async def _count(self, row: LinkRow) -> int:
         count, _ = await self.database.read(lambda c: books.quarantined(c, row.row))
@@ -141,79 +147,86 @@ class LinkOperations:
 
     # --- changing ---
 
-    async def pause(self, link: str, reason: str = PAUSED) -> Answer:
-        row = await self._row(link)
-        await self.database.write(lambda c: books.pause(c, row.row, reason, milliseconds()))
-        self._look_now(link)
-        return {"was": row.paused}
+    @handler(contract.PauseLinkRequest)
+    async def pause(self, request: contract.PauseLinkRequest) -> contract.PauseAnswer:
+        row = await self._row(request.link)
+        await self.database.write(lambda c: books.pause(c, row.row, request.reason, milliseconds()))
+        self._look_now(request.link)
+        return contract.PauseAnswer(row.paused)
 
-    async def resume(self, link: str) -> Answer:
-        row = await self._row(link)
+    @handler(contract.ResumeLinkRequest)
+    async def resume(self, request: contract.ResumeLinkRequest) -> contract.PauseAnswer:
+        row = await self._row(request.link)
         await self.database.write(lambda c: books.resume(c, row.row))
-        self._look_now(link)
-        return {"was": row.paused}
+        self._look_now(request.link)
+        return contract.PauseAnswer(row.paused)
 
-    async def retry(self, link: str, seqs: list[int] | None = None) -> Answer:
-        """Records in quarantine are tried now; None is all of them."""
-        row = await self._row(link)
-        count = await self.database.write(lambda c: obligations.retry_quarantined(c, row.row, seqs, milliseconds()))
-        self._look_now(link)
-        return {"count": count}
+    @handler(contract.RetryQuarantinedRequest)
+    async def retry(self, request: contract.RetryQuarantinedRequest) -> contract.CountAnswer:
+        row = await self._row(request.link)
+        count = await self.database.write(
+            lambda c: obligations.retry_quarantined(c, row.row, request.seqs, milliseconds())
+        )
+        self._look_now(request.link)
+        return contract.CountAnswer(count)
 
-    async def drop(self, link: str, seq: int, reason: str, life: int | None = None) -> Answer:
-        row = await self._row(link)
-        await self.database.write(lambda c: obligations.drop(c, row.row, seq, reason, life))
-        self._look_now(link)
-        return {"left": await self._count(row)}
+    @handler(contract.DropQuarantinedRequest)
+    async def drop(self, request: contract.DropQuarantinedRequest) -> contract.DropAnswer:
+        row = await self._row(request.link)
+        await self.database.write(lambda c: obligations.drop(c, row.row, request.seq, request.reason, request.life))
+        self._look_now(request.link)
+        return contract.DropAnswer(await self._count(row))
 
-    async def rebuild(self, link: str) -> Answer:
-        """Everything is read again; what is here already is found, and not let in twice. The quarantine stays."""
-        row = await self._row(link)
-        async with self._carrying.aside(link):
+    @handler(contract.RebuildLinkRequest)
+    async def rebuild(self, request: contract.RebuildLinkRequest) -> contract.RebuildAnswer:
+        row = await self._row(request.link)
+        async with self._state.stopped(request.link):
             await self.database.write(lambda c: books.rebuild(c, row.row))
-        return {"handled": row.handled.seq if row.handled is not None else 0, "quarantined": await self._count(row)}
+        return contract.RebuildAnswer(row.handled.seq if row.handled is not None else 0, await self._count(row))
 
-    async def forget(self, link: str) -> Answer:
-        """Delete all the ledger has of a link, under whichever agreement. What it brought stays in the log."""
+    @handler(contract.ForgetLinkRequest)
+    async def forget(self, request: contract.ForgetLinkRequest) -> contract.CountAnswer:
+        """Deletes the link under all its agreements."""
 
         def job(connection: sqlite3.Connection) -> int:
-            rows = [row for row in books.links(connection, self.space) if row.definition.link == link]
+            rows = [row for row in books.links(connection, self.space) if row.definition.link == request.link]
             for row in rows:
                 books.delete(connection, row.row)
             for peer in {row.definition.peer for row in rows}:
                 people.forget(connection, PeerPlace(self.space, peer))
             return len(rows)
 
-        async with self._carrying.aside(link):
-            return {"count": await self.database.write(job)}
+        async with self._state.stopped(request.link):
+            return contract.CountAnswer(await self.database.write(job))
 
     def _look_now(self, link: str) -> None:
-        if (carried := self._carrying.carried(link)) is not None:
-            carried.ask()
+        if (running := self._state.running(link)) is not None:
+            running.ask()
 
     # --- comparing ---
 
-    async def verify(self, link: str) -> Answer:
-        """What the peer shares against what the ledger has, by digests, up to where it was handled; and whether the log
-        here still has what the ledger says it let in."""
-        row, carried = await self._row(link), self._carrying.carried(link)
-        if carried is not None:
-            row = await self._caught_up(link, carried)
+    @handler(contract.VerifyLinkRequest)
+    async def verify(self, request: contract.VerifyLinkRequest) -> contract.VerifyAnswer:
+        """Compares up to where the link was handled, and checks that the log here still has what was imported."""
+        link = request.link
+        row, running = await self._row(link), self._state.running(link)
+        if running is not None:
+            row = await self._caught_up(link, running)
         if row.handled is None:
             raise ConflictError(
                 f"nothing came over link {link} yet, and there is nothing to compare: `tidings link show {link}` says "
                 "how it is"
             )
         lost = await self._lost(row)
-        if lost["lost"]:  # whoever carries it finds what is to be fetched again
+        if lost.lost:  # whoever carries it finds what is to be fetched again
             await self.database.write(lambda c: books.read_index_anew(c, self.space))
-        if carried is not None:
-            answer = await self._compared(row, carried.source) | lost
-            if not answer["equal"] or lost["lost"]:
-                carried.direction.ask(repair=True)
-            return answer
-        async with self._peer(link) as peer:
-            return await self._compared(row, peer) | lost
+        if running is None:
+            async with self._peer(link) as peer:
+                return await self._compared(row, peer, lost)
+        answer = await self._compared(row, running.source, lost)
+        if not answer.equal or lost.lost:
+            running.direction.ask(repair=True)
+        return answer
 
     async def _caught_up(self, link: str, carried: CarriedLink) -> LinkRow:
         """Where the link is once it has handled what the other log had when we asked, if that is soon."""
@@ -225,14 +238,12 @@ class LinkOperations:
                 return row
             await asyncio.sleep(0.05)
 
-    async def _lost(self, row: LinkRow) -> Answer:
+    async def _lost(self, row: LinkRow) -> LostHere:
         local = LocalSpace(self.home.read_info().url, self.home.link_creds, self.home.name)
         try:
-            found = await lost_here(BookedLink(self.database, row.row), LocalDestination(local, row.definition.link))
+            return await lost_here(BookedLink(self.database, row.row), LocalDestination(local, row.definition.link))
         finally:
             await local.close()
-        named = [[each.local_seq, each.channel, each.identity.sender, each.identity.id] for each in found.named]
-        return {"lost": found.lost, "lost_named": named}
 
     @asynccontextmanager
     async def _peer(self, link: str) -> AsyncIterator[SharedLog]:
@@ -245,7 +256,7 @@ class LinkOperations:
         finally:
             await source.close()
 
-    async def _compared(self, row: LinkRow, peer: SharedLog) -> Answer:
+    async def _compared(self, row: LinkRow, peer: SharedLog, lost: LostHere) -> contract.VerifyAnswer:
         assert row.handled is not None
         comparison = Comparison(HeldRecords(BookedLink(self.database, row.row), peer), peer)
         found, facts = await comparison.divergence(row.handled.seq), await peer.hello()
@@ -260,26 +271,26 @@ class LinkOperations:
         known = await self.database.read(lambda c: books.held_channels(c, row.row, found.floor, found.through))
         outside = [each for each in known if not facts.shows(each.origin, each.channel)]
         left_out = [each for each in known if each.not_taken and each not in outside]
-        return {
-            "space": row.definition.peer,
-            "equal": not differences and not more,
-            "floor": found.floor,
-            "through": found.through,
-            #: where the other log ends: what lies between was not handled yet, and not compared
-            "head": max(facts.head, found.through),
-            "counts": counts,
-            "differences": [_difference(each) for each in differences[:MOST_DIFFERENCES]],
-            "lacking": sum(len(each.lacking) for each in differences),
-            "extra": sum(len(each.extra) for each in differences),
-            #: what was handled and is not compared: [space, channel, records], and how many of other spaces are not
-            #: passed on any more
-            "not_shared": [[each.origin, each.channel, each.records] for each in outside],
-            "not_passed_on": passed_on,
-            #: what is shared and not taken here, so that it is accounted for by being left out
-            "not_taken": [[each.origin, each.channel, each.not_taken] for each in left_out],
-            #: there may be more: nobody looked further
-            "more": more,
-        }
+        return contract.VerifyAnswer(
+            space=row.definition.peer,
+            equal=not differences and not more,
+            floor=found.floor,
+            through=found.through,
+            head=max(facts.head, found.through),
+            counts=counts,
+            differences=tuple(map(_channel_difference, differences[:MOST_DIFFERENCES])),
+            lacking=sum(len(each.lacking) for each in differences),
+            extra=sum(len(each.extra) for each in differences),
+            more=more,
+            not_shared=tuple(contract.ChannelCount(each.origin, each.channel, each.records) for each in outside),
+            not_passed_on=passed_on,
+            not_taken=tuple(contract.ChannelCount(each.origin, each.channel, each.not_taken) for each in left_out),
+            lost=lost.lost,
+            lost_records=tuple(
+                contract.LostRecord(each.local_seq, each.channel, each.identity.sender, each.identity.id)
+                for each in lost.named
+            ),
+        )
 
     async def _without_others(self, row: LinkRow, found: list[Difference]) -> tuple[list[Difference], int]:
         """What of other spaces a peer does not pass on any more is no difference, and is counted: under which name it
@@ -290,6 +301,9 @@ class LinkOperations:
         return [each for each in left if each.lacking or each.extra], len(others)
 
     # --- finding ---
+
+    def _place(self, link: str) -> PeerPlace:
+        return PeerPlace(self.space, self._agreed(link).origin)
 
     def _agreed(self, link: str) -> AgreedLink:
         found = self.agreed.get(link)
@@ -317,12 +331,6 @@ class LinkOperations:
         return await self.database.write(lambda c: opened(c, definition, milliseconds(), secret))
 
 
-#: every public coroutine method but `do` itself
-OPERATIONS = frozenset(
-    name for name, each in vars(LinkOperations).items() if inspect.iscoroutinefunction(each) and name[0] != "_"
-) - {"do"}
-
-
 def no_access(link: str) -> str:
     return (
         f"how the other space of link {link} is reached is not known here: its operator gives that with a line "
@@ -340,32 +348,22 @@ async def alone(home: SpaceHome) -> AsyncIterator[LinkOperations]:
         database.close()
 
 
-def describe(home: SpaceHome, row: AgreedLink) -> Answer:
-    """A link as it was agreed, which needs nobody's answer."""
+def describe(home: SpaceHome, row: AgreedLink) -> contract.LinkReport:
+    """Returns a link as it was agreed, which no process has to be asked about."""
     record = terms_of(row)
-    fields, shown = msgspec.to_builtins(record), "space channels beyond shares hops until direct roster tasks"
-    return {
-        "link": row.link,
-        "origin": row.origin,
-        "state": row.state,
-        **{name: fields[name] for name in shown.split()},
-        "user": row.peer or None,
-        "why": row.why,
-        "reached": _reached(home, row.link),
-        #: is there one for the other space, wherever that is?
-        "credential": LinkPeers.below(home).creds(row.link).exists(),
-        #: what spaces behind it are called here, as far as there are links with them
-        "behind": {origin: _called(home, origin) for origin in record.beyond},
-        "takes": row.takes(milliseconds() / 1000),
-        "ledger": None,
-        "live": None,
-        "offered": None,
-        "push": None,
-        "words": "",
-    }
+    return contract.LinkReport(
+        **{name: getattr(record, name) for name in LinkAgreement.__struct_fields__},
+        state=row.state,
+        peer=row.peer or None,
+        why=row.why,
+        address=_address_of(home, row.link),
+        credential=LinkPeers.below(home).creds(row.link).exists(),
+        beyond_names={origin: _called(home, origin) for origin in record.beyond},
+        imports=row.takes(milliseconds() / 1000),
+    )
 
 
-def _reached(home: SpaceHome, link: str) -> str | None:
+def _address_of(home: SpaceHome, link: str) -> str | None:
     try:
         access = LinkPeers.below(home).get(link)
     except TidingsError:
@@ -379,57 +377,49 @@ def _called(home: SpaceHome, origin: str) -> str:
     return next(named, "")
 
 
-def _ledger_facts(connection: sqlite3.Connection, row: LinkRow, whole: bool) -> Answer:
+def _stored_link(connection: sqlite3.Connection, row: LinkRow, complete: bool) -> contract.StoredLink:
     owed, kept = obligations.counts(connection, row.row)
-    facts: Answer = {
-        "handled": row.handled.seq if row.handled is not None else None,
-        "epoch": row.handled.epoch if row.handled is not None else None,
-        "received": row.received.seq if row.received is not None else None,
-        "handled_at": row.handled_at / 1000 if row.handled_at is not None else None,
-        "said_at": row.handled_time / 1e9 if row.handled_time else None,
-        "paused": row.paused,
-        "owed": owed,
-        "quarantined": kept,
-        "unlisted": obligations.unlisted(connection, row.row) if kept else [],
-    }
-    if whole:
-        facts["counts"] = books.counts(connection, row.row)
-        facts["omitted"] = [each._asdict() for each in books.omissions(connection, row.row, limit=20)]
-        facts["not_taken"] = [list(each) for each in books.not_taken(connection, row.row)]
-    return facts
-
-
-def _put_aside(each: Quarantined, *, payload: bool = False) -> Answer:
-    record = each.record
-    found: Answer = {
-        "seq": record.seq,
-        "life": each.life,
-        "reason": each.reason,
-        "words": each.words,
-        "origin": record.origin,
-        "channel": record.channel,
-        "sender": record.sender,
-        "bytes": len(record.payload),
-        "attempts": each.attempts,
-        "since": each.first_at / 1000,
-    }
-    if payload:
-        found |= {"signature": record.signature, "hops": record.hops, "said_at": record.time_ns / 1e9}
-        found["payload"] = base64.b64encode(record.payload).decode()
+    found = contract.StoredLink(
+        handled=row.handled.seq if row.handled is not None else None,
+        epoch=row.handled.epoch if row.handled is not None else None,
+        received=row.received.seq if row.received is not None else None,
+        handled_at=row.handled_at / 1000 if row.handled_at is not None else None,
+        record_time=row.handled_time / 1e9 if row.handled_time else None,
+        paused=row.paused,
+        owed=owed,
+        quarantined=kept,
+        unlisted=tuple(obligations.unlisted(connection, row.row)) if kept else (),
+    )
+    if complete:
+        found.counts = books.counts(connection, row.row)
+        found.omitted = tuple(books.omissions(connection, row.row, limit=20))
+        found.not_taken = tuple(books.not_taken(connection, row.row))
     return found
 
 
-def _person(each: Person) -> Answer:
-    return {"name": each.name, "id": each.id, "roles": list(each.roles)}
+def _quarantined(each: Quarantined) -> contract.QuarantinedRecord:
+    record = each.record
+    return contract.QuarantinedRecord(
+        seq=record.seq,
+        life=each.life,
+        reason=each.reason,
+        words=each.words,
+        origin=record.origin,
+        channel=record.channel,
+        sender=record.sender,
+        size=len(record.payload),
+        attempts=each.attempts,
+        since=each.first_at / 1000,
+    )
 
 
-def _difference(each: Difference) -> Answer:
+def _directory_rows(people: Iterable[Person]) -> tuple[DirectoryRow, ...]:
+    return tuple(DirectoryRow(each.id, each.name, each.roles) for each in people)
+
+
+def _channel_difference(each: Difference) -> contract.ChannelDifference:
+    def named(records: tuple[RecordIdentity, ...]) -> tuple[contract.DifferentRecord, ...]:
+        return tuple(contract.DifferentRecord(one.seq, one.sender, one.id) for one in records[:MOST_NAMED])
+
     lacking, extra = each.lacking, each.extra
-    return {
-        "channel": each.channel,
-        "day": each.day,
-        "lacking": [[one.seq, one.sender, one.id] for one in lacking[:MOST_NAMED]],
-        "extra": [[one.seq, one.sender, one.id] for one in extra[:MOST_NAMED]],
-        "lacking_count": len(lacking),
-        "extra_count": len(extra),
-    }
+    return contract.ChannelDifference(each.channel, each.day, named(lacking), named(extra), len(lacking), len(extra))

@@ -25,6 +25,7 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from tidings import errors
+from tidings.contract import link_worker as contract
 from tidings.errors import (
     EndedThere,
     LinkConflict,
@@ -137,7 +138,7 @@ class Direction:
         self._ending = self._asked = self._idle = self._back = False
         # facts of this run
         self._greeted = self._reached_the_end = self._paused = False
-        self._connectivity: events.Connectivity = "unknown"
+        self._connectivity: contract.Connectivity = "unknown"
         self._failure: _Failure | None = None
         self._failures = self._gaps = self._head = self._owed = self._quarantined = 0
         #: failures in a row before a connection came back
@@ -166,7 +167,7 @@ class Direction:
         self._share = self._spent = 0
         #: the same of the peer's record by which it shares; 0 if nobody says it
         self._granted = 0
-        self._told: events.Status = "initializing"
+        self._told: contract.Status = "initializing"
 
     # --------------------------------------------------------------------------------------- what others may do
 
@@ -196,14 +197,14 @@ class Direction:
         self._ending = True
         self._clock.wake()
 
-    def status(self) -> events.LinkStatus:
+    def status(self) -> contract.LinkStatus:
         link, behind = self._link, 0
         if link is not None and link.handled is not None:
             behind = max(0, self._head - link.handled.seq)
         # by the peer's clock, which its records have their times by
         now = self._clock.now() + self._ahead
         late = now - link.handled_time / 1e9 if link is not None and link.handled_time else 0.0
-        return events.LinkStatus(
+        return contract.LinkStatus(
             status=self._status(),
             connectivity=self._connectivity,
             words=self._words(),
@@ -376,7 +377,7 @@ class Direction:
             if now.epoch != known.epoch:
                 raise LogRegressed(f"the log of {space} was set back while it was read: it is read again")
             if lost := await self._ledger.write(complete):
-                self._tell(events.LocalLogSetBack, lost)
+                self._tell(contract.LocalLogSetBack, lost)
         return known
 
     # -------------------------------------------------------------------------------------------------- a page
@@ -411,7 +412,7 @@ class Direction:
         self._note_end(page)
         kinds = Counter(each.kind for each in done)
         counts = [kinds[each] for each in ("admitted", "duplicate", "omitted", "quarantined")]
-        self._tell(events.PullAdvanced, page.through, page.head, *counts)
+        self._tell(contract.PullAdvanced, page.through, page.head, *counts)
 
     def _note_end(self, page: LinkPage) -> None:
         if not page.more:
@@ -509,7 +510,7 @@ class Direction:
         if gap.kind is GapKind.TOO_OLD:
             after = Token(space=token.space, epoch=token.epoch, seq=gap.oldest)
             await self._ledger.write(lambda c: books.omit_range(c, self._ledger.row, token, after, self._now()))
-            self._tell(events.GapDetected, gap.kind, token, after)
+            self._tell(contract.GapDetected, gap.kind, token, after)
         else:
             await self._read_again(token, agreed_token(token, gap), gap.kind)
         self._head, self._repair_at = gap.head, 0.0
@@ -592,7 +593,7 @@ class Direction:
             return
         self._repair_at = tick + REPAIR_EVERY * self._rng.uniform(0.8, 1.2)
         if token.seq and self._link is not None:
-            self._tell(events.RepairStarted, token)
+            self._tell(contract.RepairStarted, token)
             self._end_comparing = self._beside(self._compare(self._comparison, token, self._link.lives))
 
     async def _compare(self, comparison: Comparing, token: Token, lives: int) -> None:
@@ -610,7 +611,7 @@ class Direction:
             if not isinstance(error, TidingsError):
                 log.exception("link %s could not be compared", self.definition.link)
             words = str(error) or type(error).__name__
-            self._tell(events.RepairFailed, words)
+            self._tell(contract.RepairFailed, words)
         self._end_comparing = None
         if self._repair_at:  # else it is wanted again at once
             tick = self._clock.tick()
@@ -639,7 +640,7 @@ class Direction:
         if not found.unchanged:
             self._differed = len(lacking), found.extra
         self._differing = sum(self._differed) - fetching
-        self._tell(events.RepairCompleted, found.token, *self._differed, fetching, found.unchanged)
+        self._tell(contract.RepairCompleted, found.token, *self._differed, fetching, found.unchanged)
         if other is not None:
             after = Token(space=token.space, epoch=token.epoch, seq=other - 1)
             await self._read_again(token, after, GapKind.RECORD, by_comparing=True)
@@ -650,7 +651,7 @@ class Direction:
         self._rescan = True
         if self._comparison is not None:
             self._comparison.reported = ""  # of what is read again, the same may be missing once more
-        self._tell(events.GapDetected, why, before, after, *gone, by_comparing)
+        self._tell(contract.GapDetected, why, before, after, *gone, by_comparing)
 
     # ------------------------------------------------------------------------------------- failures and telling
 
@@ -678,12 +679,12 @@ class Direction:
         self._set_connectivity("online")
         return found
 
-    def _set_connectivity(self, now: events.Connectivity) -> None:
+    def _set_connectivity(self, now: contract.Connectivity) -> None:
         before, self._connectivity = self._connectivity, now
         if before != now:
-            self._tell(events.ConnectivityChanged, before, now)
+            self._tell(contract.ConnectivityChanged, before, now)
 
-    def _status(self) -> events.Status:
+    def _status(self) -> contract.Status:
         if self._paused or (self._failure is not None and self._failure.held_back):
             return "paused"
         if self._failures >= len(LADDER):
@@ -702,12 +703,12 @@ class Direction:
         if now == before:
             return
         self._told = now
-        self._tell(events.StatusChanged, before, now, self._words())
+        self._tell(contract.StatusChanged, before, now, self._words())
         if now == "degraded_poll":
-            self._tell(events.DegradedPollEntered, self._words())
+            self._tell(contract.DegradedPollEntered, self._words())
 
     def _tell(
-        self, kind: Callable[Concatenate[str, float, P], events.LinkEvent], *facts: P.args, **more: P.kwargs
+        self, kind: Callable[Concatenate[str, float, P], contract.LinkEvent], *facts: P.args, **more: P.kwargs
     ) -> None:
         self._listeners.tell(kind(self.definition.link, self._clock.now(), *facts, **more))
 

@@ -19,12 +19,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import PeerAccess
+from tidings.contract.link_worker import DirectoryStatus
 from tidings.errors import TidingsError
 from tidings.links.compare import Comparison, PeerSide
 from tidings.links.definition import LinkDefinition
@@ -216,16 +217,15 @@ class Rounds:
             log.warning("link %s: who is at its other end, mail or tasks from there are late: %s", self.link, words)
         self.words = words
 
-    async def facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.to_builtins(await self._people.facts())
+    async def facts(self) -> DirectoryStatus:
         mail = await self._mail.facts() if self._mail is not None else None
         tasks = await self._tasks.facts() if self._tasks is not None else None
         passing = await self._people.passing()
         if mail is not None and not passing.direct:
-            mail["waits"] = "the other space lets no direct messages pass now"
+            mail.waits = "the other space lets no direct messages pass now"
         if tasks is not None and not passing.tasks:
-            tasks["waits"] = "the other space lets no tasks pass now"
-        return {**found, "words": self.words, "mail": mail, "tasks": tasks}
+            tasks.waits = "the other space lets no tasks pass now"
+        return msgspec.structs.replace(await self._people.facts(), words=self.words, mail=mail, tasks=tasks)
 
 
 class LoopClock:
@@ -316,10 +316,10 @@ class CarriedLink:
             self.rounds.start()
         self._keeping = asyncio.create_task(self._keep_credential(), name=f"credential of {self.definition.link}")
 
-    def offered(self) -> list[str] | None:
+    def peer_shares(self) -> tuple[str, ...] | None:
         """What the other space shares with us, as it last said; None if it was not asked yet."""
         said = self.source.said if isinstance(self.source, PeerSource) else None
-        return list(said.shares) if said is not None else None
+        return said.shares if said is not None else None
 
     async def stop(self, deadline: float) -> None:
         """It finishes what it is at, for at most `deadline` seconds. Others go on meanwhile."""

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
+from tidings.contract.link_worker import LinkedTaskCounts
 from tidings.contract.links import (
     ImportProgressRequest,
     ImportTasksRequest,
@@ -215,10 +216,10 @@ class TaskRound:
         if failure is not None:
             raise failure
 
-    async def facts(self) -> dict[str, Any]:
+    async def facts(self) -> LinkedTaskCounts:
         counts = await self._ledger.read(lambda c: count_tasks(c, self.place))
         found = {name: counts.get(name, 0) for name in ("open", "ended", "refused")}
-        return {**found, "forged": self._forged, "waits": self._waits}
+        return LinkedTaskCounts(**found, forged=self._forged, waits=self._waits)
 
     # --- what is told ---
 

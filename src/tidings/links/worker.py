@@ -15,20 +15,21 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import msgspec
-
 from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import LinkPeers, PeerAccess
+from tidings.contract import link_worker as contract
+from tidings.contract.core import EmptyAnswer
 from tidings.contract.links import PeerProgress
-from tidings.errors import StoreBusy, TidingsError, UsageError, WorkerUnreachable
+from tidings.errors import StoreBusy, TidingsError, WorkerUnreachable
 from tidings.links.definition import definition_of, secret_of, takes_something
 from tidings.links.destination import LocalLinks
-from tidings.links.events import LinkEvent, Listener, Listeners, PushAdvanced, line_of
+from tidings.links.events import Listener, Listeners, line_of
 from tidings.links.link_store import BookedLink, milliseconds, opened
-from tidings.links.local_socket import LocalServer, ask
-from tidings.links.operations import Carrying, LinkOperations, no_access
+from tidings.links.operations import LinkOperations, WorkerState, no_access
 from tidings.links.running_link import CarriedLink, NatsSpaces, Spaces, ThreadedVerify
 from tidings.links.store_file import LedgerDatabase, open_store
+from tidings.rpc.dispatch import handler, handlers_of
+from tidings.rpc.local_socket import LocalServer, call
 from tidings.wire.rulings import Link
 
 #: seconds between two looks at the records
@@ -73,7 +74,6 @@ class LinkWorker:
         self._changing = asyncio.Lock()
         self._verify = ThreadedVerify()
         self._database: LedgerDatabase | None = None
-        self._since = time.time()
 
     # ------------------------------------------------------------------------------------------------ its life
 
@@ -84,9 +84,15 @@ class LinkWorker:
     async def run(self) -> None:
         """`StoreBusy` if another worker has the ledger; `StoreBroken` once it cannot be used any more."""
         self._database = await self._open_store()
-        carrying = Carrying(self._carried.get, lambda link: self._words.get(link, ""), self._set_aside, self._push)
-        self._operations = LinkOperations(self.home, self._database, carrying)
-        server = LocalServer(self.home.link_socket, self._answer)
+        state = WorkerState(
+            running=self._carried.get,
+            words=lambda link: self._words.get(link, ""),
+            stopped=self._set_aside,
+            push=self._pushes.get,
+            steward=lambda: self._steward_words,
+        )
+        handlers = handlers_of("link worker", LinkOperations(self.home, self._database, state), self)
+        server = LocalServer(self.home.link_socket, "link worker", handlers)
         try:
             await server.start()
             while not self._stopping.is_set():
@@ -117,7 +123,7 @@ class LinkWorker:
 
     async def _worker_answers(self) -> bool:
         try:
-            await ask(self.home.link_socket, "status", within=1.0)
+            await call(self.home.link_socket, contract.ListLinksRequest(), timeout=1.0)
         except WorkerUnreachable:
             return False
         return True
@@ -150,16 +156,12 @@ class LinkWorker:
         self._steward_words = words
 
     def _note_pushes(self, found: LocalLinks) -> None:
-        before, now = self._pushes, time.time()
-        self._pushes = {each.record.link: each.push for each in found.links if each.push is not None}
+        before, now = dict(self._pushes), time.time()
+        self._pushes.clear()
+        self._pushes |= {each.record.link: each.push for each in found.links if each.push is not None}
         for link, push in self._pushes.items():
             if link in before and push.handled > before[link].handled:
-                facts = push.facts(now)
-                self._heard(PushAdvanced(link, now, push.handled, push.lag_records, facts["lag_seconds"]))
-
-    def _push(self, link: str) -> dict[str, Any] | None:
-        found = self._pushes.get(link)
-        return found.facts(time.time()) if found is not None else None
+                self._heard(contract.PushAdvanced(link, now, push.handled, push.lag_records, push.lag_seconds(now)))
 
     async def _settle(self, found: LocalLinks) -> None:
         now = time.time()
@@ -245,53 +247,46 @@ class LinkWorker:
         """It hears every event of every link; what is returned ends that."""
         return self._listeners.add(listener)
 
-    def _heard(self, event: LinkEvent) -> None:
+    def _heard(self, event: contract.LinkEvent) -> None:
         log.info("%s", line_of(event))
         self._listeners.tell(event)
 
-    async def _answer(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        do = request.pop("do")
-        if do == "follow":
-            async for each in self._follow(str(request.get("link"))):
-                yield each
-        elif do == "look":
-            await self.look()
-            yield {}
-        elif do == "leave":
-            self.stop()
-            yield {}
-        else:
-            try:
-                answer = await self._operations.do(do, **request)
-            except TypeError as error:
-                raise UsageError(f"{do} cannot be asked so: {error}") from error
-            if do == "status":
-                answer |= {"since": self._since, "every": self.every, "steward": self._steward_words}
-            yield answer
+    @handler(contract.RefreshRequest)
+    async def refresh(self, _request: contract.RefreshRequest) -> EmptyAnswer:
+        await self.look()
+        return EmptyAnswer()
 
-    async def _follow(self, link: str) -> AsyncGenerator[dict[str, Any]]:
-        """How a link is, and everything it tells, until whoever asks goes away or the link is carried no more."""
-        heard: asyncio.Queue[LinkEvent] = asyncio.Queue(MOST_WAITING)
+    @handler(contract.StopWorkerRequest)
+    async def stop_worker(self, _request: contract.StopWorkerRequest) -> EmptyAnswer:
+        self.stop()
+        return EmptyAnswer()
 
-        def hear(event: LinkEvent) -> None:
+    @handler(contract.FollowLinkRequest)
+    async def follow(self, request: contract.FollowLinkRequest) -> AsyncGenerator[contract.FollowedEvent]:
+        return self._events_of(request.link)
+
+    async def _events_of(self, link: str) -> AsyncGenerator[contract.FollowedEvent]:
+        """Yields how a link is and its events, until the link worker does not run it any more."""
+        heard: asyncio.Queue[Any] = asyncio.Queue(MOST_WAITING)
+
+        def hear(event: contract.LinkEvent) -> None:
             if event.link == link and not heard.full():
                 heard.put_nowait(event)
 
-        remove, said = self._listeners.add(hear), None
+        remove, reported = self._listeners.add(hear), None
         try:
             while True:
-                carried, push = self._carried.get(link), self._push(link)
-                if carried is None and push is None:
-                    yield {"event": "not_carried", "words": self._words.get(link, "")}
+                running, push = self._carried.get(link), self._pushes.get(link)
+                if running is None and push is None:
+                    yield contract.LinkNotRunning(link, time.time(), self._words.get(link, ""))
                     return
-                status = msgspec.to_builtins(carried.direction.status()) if carried is not None else {}
-                status["push"] = push
-                if status != said:
-                    said = status
-                    yield {"event": "status", "at": time.time(), **status}
+                found = running.direction.status() if running is not None else None, push
+                if found != reported:
+                    reported = found
+                    yield contract.LinkReported(link, time.time(), *found)
                 with suppress(TimeoutError):
-                    yield msgspec.to_builtins(await asyncio.wait_for(heard.get(), TELL_EVERY))
+                    yield await asyncio.wait_for(heard.get(), TELL_EVERY)
                 while not heard.empty():
-                    yield msgspec.to_builtins(heard.get_nowait())
+                    yield heard.get_nowait()
         finally:
             remove()

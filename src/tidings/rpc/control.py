@@ -6,9 +6,8 @@ resolves it by reading, never by guessing. The sender is pinned by the subject, 
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeVar, overload
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -49,24 +48,16 @@ def decode_answer(request: Request[A], data: bytes) -> A:
     """Returns the answer to a request. Raises the error that the steward named if it refused."""
     if data.startswith(b'{"ok":true'):
         return request.operation.read_answer(data)  # type: ignore[no-any-return]
+    raise decode_refusal(request.operation.name, data)
+
+
+def decode_refusal(name: str, data: bytes) -> TidingsError:
+    """Returns the error that an answer names. Raises WireError if it is no JSON object."""
     try:
         refusal = msgspec.json.decode(data, type=_Refused).error
     except msgspec.MsgspecError as error:
-        raise WireError(f"{request.operation.name}: the answer is no JSON object: {error}") from error
-    raise ERRORS_BY_CODE.get(refusal.code, TidingsError)(refusal.message)
-
-
-def request_body(do: str, op: str | None, arguments: Mapping[str, Any]) -> bytes:
-    return json.dumps({"op": op or new_id(), "do": do, **arguments}).encode()
-
-
-def read_answer(data: bytes) -> dict[str, Any]:
-    """The fields of an answer; a refusal raises the error the steward named."""
-    answer = json.loads(data)
-    if answer.get("ok"):
-        return dict(answer)
-    refusal = answer.get("error", {})
-    raise ERRORS_BY_CODE.get(refusal.get("code"), TidingsError)(refusal.get("message", "refused without a reason"))
+        raise WireError(f"{name}: the answer is no JSON object: {error}") from error
+    return ERRORS_BY_CODE.get(refusal.code, TidingsError)(refusal.message)
 
 
 class ListingPage(Protocol):
@@ -98,22 +89,15 @@ class ControlClient:
         self.sender = sender
         self.timeout = timeout
 
-    @overload
-    async def call(self, request: Request[A], /, *, op: str | None = None) -> A: ...
-    @overload
-    async def call(self, request: str, do: str, *, op: str | None = None, **arguments: Any) -> dict[str, Any]: ...
-    async def call(
-        self, request: Request[A] | str, do: str = "", *, op: str | None = None, **arguments: Any
-    ) -> A | dict[str, Any]:
-        """Ask, and return the answer; a refusal raises the error the steward named."""
-        if isinstance(request, Request):
-            name, service, body = request.operation.name, request.operation.service, encode_request(request, op)
-        else:
-            name, service, body = f"{request} {do}", request, request_body(do, op, arguments)
+    async def call(self, request: Request[A], /, *, op: str | None = None) -> A:
+        """Sends a request and returns its answer. Raises the error that the steward named if it refused."""
+        return decode_answer(request, await self.exchange(request.operation.name, encode_request(request, op)))
+
+    async def exchange(self, name: str, body: bytes) -> bytes:
+        """Sends the bytes of a request to the service of an operation and returns those of the answer."""
+        subject = self.subjects.control(name.split()[0], self.sender)
         try:
-            message = await self.connection.request(
-                self.subjects.control(service, self.sender), body, timeout=self.timeout
-            )
+            return (await self.connection.request(subject, body, timeout=self.timeout)).data
         except NoResponders as error:
             raise StewardUnreachable(
                 f"the steward of space {self.subjects.space} does not answer; `tidings status` says why"
@@ -122,4 +106,3 @@ class ControlClient:
             raise OutcomeUnknown(f"no answer to {name} within {self.timeout:.0f} s: ask again") from error
         except (NatsError, OSError) as error:
             raise BrokerUnreachable(f"the connection to space {self.subjects.space} is gone ({error})") from error
-        return decode_answer(request, message.data) if isinstance(request, Request) else read_answer(message.data)

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from tidings.contract.core import DECLARED, Answer, Request, Server
+from tidings.contract.core import DECLARED, Request, Server
 from tidings.errors import TidingsError
 
 A = TypeVar("A")
@@ -33,7 +33,7 @@ def handler(request: type[Request[A]]) -> Callable[[Callable[P, Awaitable[A]]], 
         if (before := HANDLED.setdefault((operation.server, operation.name), name)) != name:
             raise LookupError(f"{operation.name} has two handlers: {before} and {name}")
         taken = [*inspect.signature(function).parameters.values()][-1].annotation
-        if getattr(taken, "__name__", taken).rpartition(".")[2] != request.__name__:
+        if taken is not request and str(taken).rpartition(".")[2] != request.__name__:
             raise LookupError(f"{name} handles {operation.name} and takes a {taken}, not a {request.__name__}")
         vars(function)["operation"] = operation
         return function
@@ -41,20 +41,21 @@ def handler(request: type[Request[A]]) -> Callable[[Callable[P, Awaitable[A]]], 
     return mark
 
 
-def handlers_of(server: Server, *parts: object) -> dict[str, Callable[..., Awaitable[Any]]]:
-    """Returns the handlers in these objects or modules. Raises LookupError if an operation of the server has none."""
+def handlers_of(server: Server, *parts: object, complete: bool = True) -> dict[str, Callable[..., Awaitable[Any]]]:
+    """Returns the handlers in these objects or modules. Raises LookupError if an operation of the server has none,
+    unless the set may be incomplete."""
     found: dict[str, Callable[..., Awaitable[Any]]] = {}
     for part in parts:
         for name, function in vars(part if inspect.ismodule(part) else type(part)).items():
             operation = getattr(function, "operation", None)
             if inspect.isfunction(function) and operation is not None and operation.server == server:
                 found[operation.name] = getattr(part, name)
-    if missing := sorted(DECLARED[server].keys() - found.keys()):
+    if complete and (missing := sorted(DECLARED[server].keys() - found.keys())):
         raise LookupError(f"declared and not handled: {', '.join(missing)}")
     return found
 
 
-def encode_answer(answer: Answer) -> bytes:
+def encode_answer(answer: msgspec.Struct) -> bytes:
     """Returns an answer as one JSON object, with `ok` first."""
     body = msgspec.json.encode(answer)
     return b'{"ok":true' + (b"," + body[1:] if len(body) > 2 else b"}")

@@ -22,8 +22,8 @@ class FollowedKey(NamedTuple):
 
 
 def followed_key(subjects: Subjects, space_id: str, known: str, rotations: Iterable[Mapping[str, Any]]) -> FollowedKey:
-    """`rotations` are records as `steward/history.encoded` tells them. What does not verify from `known` on is counted;
-    what is no record at all is MalformedRecord."""
+    """`rotations` are records as `steward/history.raw_record` returns them. What does not verify from `known` on is
+    counted; what is no record at all is MalformedRecord."""
     chain, refused = Table(subjects, space_id, known), 0
     try:
         records = sorted(map(_stored, rotations), key=lambda each: each.seq)

@@ -13,9 +13,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
-
-import msgspec
 
 from tidings.contract.channels import ConfirmAnswer, ConfirmRequest, HistoryAnswer, HistoryRequest, RawRecord
 from tidings.contract.core import Caller, nanoseconds
@@ -195,11 +192,6 @@ def raw_record(record: StoredRecord) -> RawRecord:
     """Returns the record as it was stored: nothing is re-encoded, so the reader can verify it."""
     time_text = record_time(record.time_ns)
     return RawRecord(record.seq, time_text, record.subject, record.own_block, record.payload)
-
-
-def encoded(record: StoredRecord) -> dict[str, Any]:
-    """The same as plain values, for operations that are not in the contract yet."""
-    return dict(msgspec.to_builtins(raw_record(record)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@
 Who was never added is not decided by the log alone: one that was put back has forgotten agents, and the administrator
 writes them again from the ledger only after we serve. Mail for whoever the ledger knows as an agent stays.
 The archive counts unless the space record switches it off; not starting it is not switching it off. An ack floor is
-acted on one round after it was seen, so that a receipt which speaks of the record still finds it. Telling comes before
-removing, and each round does a bounded amount.
+acted on one round after it was seen. What goes is remembered, so that a late receipt still counts and its sender can
+still ask whether it was stored. Telling comes before removing, and each round does a bounded amount.
 """
 
 from __future__ import annotations
@@ -178,6 +178,10 @@ class Mail:
         if through <= self._cut.get(target, 0):
             return 0
         inbox = self.space.subjects.direct_inbox(target)
+        # its reader may not have reported yet, and its sender may ask whether the message was ever stored
+        async for page in self.space.js.read(self.stream, inbox, self._cut.get(target, 0) + 1, through):
+            for record in page:
+                self.receipts.remember(record)
         removed = await self.space.js.purge(self.stream, subject_filter=inbox, below=through + 1)
         self._cut[target] = through
         return removed

@@ -139,20 +139,24 @@ class ReceiptStore:
 
     def note(self, said: ReceiptNews) -> None:
         key = said.key
-        life = self.lives.setdefault(key, Life(said.seq, why=said.why, channel=said.channel))
+        life = self._keep(key, said.seq, why=said.why, channel=said.channel)
         if said.stage not in life.stages:
             life.why = life.why or said.why
             self._spread(said)
         life.stages.setdefault(said.stage, said.at)
-        self.lives.move_to_end(key)
-        if said.channel is None:
-            self.by_seq[said.seq] = key
-        while len(self.lives) > KEPT:
-            self.lives.popitem(last=False)
-        while len(self.by_seq) > KEPT:
-            self.by_seq.popitem(last=False)
         for event in self._changed.get(key, ()):
             event.set()
+
+    def _keep(self, key: Key, seq: int, *, why: str = "", channel: str | None = None) -> Life:
+        """Returns what is known of a message, as the newest. The oldest is forgotten beyond KEPT."""
+        life = self.lives.setdefault(key, Life(seq, why=why, channel=channel))
+        self.lives.move_to_end(key)
+        if channel is None:
+            self.by_seq[seq] = key
+        for memory in (self.lives, self.by_seq):
+            while len(memory) > KEPT:
+                memory.popitem(last=False)
+        return life
 
     def _spread(self, said: ReceiptNews) -> None:
         self.newest = max(self.newest + 1, said.n)
@@ -278,10 +282,10 @@ class ReceiptStore:
         return self.key_of(stored) if stored else None
 
     def remember(self, stored: StoredRecord) -> None:
-        """A record is about to go; what is said of it afterwards still counts."""
+        """Notes a record that is about to be removed: it was stored, and a later receipt for it still counts."""
         key = self.key_of(stored)
         if key is not None:
-            self.by_seq[stored.seq] = key
+            self._keep(key, stored.seq)
 
     def key_of(self, stored: StoredRecord) -> Key | None:
         """What a record says, if it says it properly."""

@@ -123,7 +123,7 @@ class LinkedMail(msgspec.Struct, frozen=True, kw_only=True):
         return found.id
 
 
-class ToldReceipt(msgspec.Struct, frozen=True):
+class ToldReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What became of a direct message, as the space of its reader tells the space of its sender."""
 
     sender: str
@@ -131,7 +131,7 @@ class ToldReceipt(msgspec.Struct, frozen=True):
     to: str
     stage: ReceiptStage
     #: where it is in the mail of its sender's space
-    seq: int
+    seq: Seq
     why: ShortText = ""
 
 
@@ -215,7 +215,7 @@ class TaskPage(NamedTuple):
     unread: int = 0
 
 
-class ToldTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToldTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How far a task is, as the space of its role tells the space of its asker."""
 
     sender: _TaskText

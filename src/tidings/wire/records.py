@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from operator import lt
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -359,7 +359,7 @@ class Page:
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
     """At `seq` was the record with this mark. `epoch` and `proof` are empty if nobody but the reader says so."""
 
-    seq: int
+    seq: Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
     mark: str
     epoch: str = ""
     proof: str = ""

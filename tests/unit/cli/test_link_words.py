@@ -11,7 +11,7 @@ from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.admin.link_peers import LinkPeers
 from tidings.admin.link_registry import AgreedLink
 from tidings.cli import link_words
-from tidings.links.events import LinkEvent
+from tidings.contract.link_worker import LinkEvent, LinkReport
 from tidings.links.operations import describe
 from tidings.nats import jwt
 from tidings.wire.links import GapKind, Token
@@ -28,14 +28,14 @@ def home(tmp_path: Path) -> SpaceHome:
     return made
 
 
-def facts(home: SpaceHome, **terms: Any) -> dict[str, Any]:
+def facts(home: SpaceHome, **terms: Any) -> LinkReport:
     row = AgreedLink(
         "link1", ACME, "on", op="1", terms={"space": "acme", "channels": {}, "shares": ["general"], **terms}
     )
     return describe(home, row)
 
 
-def why(link: dict[str, Any]) -> str:
+def why(link: LinkReport) -> str:
     return str(dict(link_words.rows(link, time.time()))["why"])
 
 
@@ -48,13 +48,20 @@ def test_a_link_past_its_end_is_over_whatever_passed_over_it(home: SpaceHome, te
 @pytest.mark.parametrize("kind", LinkEvent.__subclasses__(), ids=lambda kind: kind.__name__)
 def test_every_event_of_a_link_has_a_line_in_words(kind: type[LinkEvent]) -> None:
     token, made = Token(space="s", epoch="e", seq=7), dict[str, Any]()
-    values: dict[str, Any] = {"kind": GapKind.RECORD, "before": "live", "now": "paused", "words": "why"}
+    values: dict[str, Any] = {
+        "kind": GapKind.RECORD,
+        "before": "live",
+        "now": "paused",
+        "words": "why",
+        "live": None,
+        "push": None,
+    }
     for field in msgspec.structs.fields(kind):
         made[field.name] = token if field.type is Token else values.get(field.name, 3)
-    fields = msgspec.to_builtins(kind(**made))
-    shown = link_words.event(fields)
+    event: Any = kind(**made)
+    shown = link_words.event(event)
     assert shown.startswith("1970-01-01T00:00:03Z  ")
-    assert fields["event"] not in shown
+    assert event.name not in shown
 
 
 def test_a_link_whose_space_gave_no_address_is_not_said_to_be_interrupted_or_put_back(home: SpaceHome) -> None:

@@ -181,7 +181,7 @@ WRONG: list[tuple[dict[str, Any], type[TidingsError], str]] = [
     ({"channel": "general", "text": "x", "max_age": 0}, UsageError, "`max_age`: expected float > 0"),
     ({"channel": "general", "text": "x", "max_age": 31 * 86_400}, UsageError, "`max_age`: expected float <= 2592000"),
     ({"channel": "general", "text": "x", "deadline": 5}, UsageError, "`deadline` is for tasks"),
-    ({"role": "reviewer", "text": "x", "deadline": 31 * 86_400}, UsageError, "30 days"),
+    ({"role": "reviewer", "text": "x", "deadline": 31 * 86_400}, UsageError, "`deadline`: expected float <= 2592000"),
     ({"channel": "general", "parts": [{"kind": "text", "text": ""}] * 65}, UsageError, "at most 64 parts"),
     ({"channel": "general", "parts": [{"kind": "text", "text": "", "bold": 1}]}, UsageError, "has no field bold"),
     ({"channel": "general", "parts": [{"kind": "widget"}]}, MalformedMessage, "part kind 'widget' is unknown"),

@@ -12,10 +12,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from tidings.errors import PageRefused
-from tidings.links import importing, link_store, local_index, obligations, replicator
-from tidings.links.definition import LinkDefinition
-from tidings.links.events import (
+from tidings.contract.link_worker import (
     ConnectivityChanged,
     DegradedPollEntered,
     GapDetected,
@@ -25,6 +22,9 @@ from tidings.links.events import (
     RepairFailed,
     StatusChanged,
 )
+from tidings.errors import PageRefused
+from tidings.links import importing, link_store, local_index, obligations, replicator
+from tidings.links.definition import LinkDefinition
 from tidings.links.importing import Admitter
 from tidings.links.link_store import Disposed
 from tidings.links.local_index import IndexState, Present

@@ -13,18 +13,26 @@ from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.link_registry import AgreedLink, LinkLedger
 from tidings.contract.core import Request
-from tidings.errors import BrokerUnreachable, ConflictError, StewardUnreachable, StoreBusy, TidingsError
+from tidings.contract.link_worker import (
+    FollowLinkRequest,
+    LinkNotRunning,
+    LinkReported,
+    ListLinksRequest,
+    PauseLinkRequest,
+    ShowQuarantinedRequest,
+    StatusChanged,
+)
+from tidings.errors import BrokerUnreachable, ConflictError, StewardUnreachable, StoreBusy, TidingsError, UsageError
 from tidings.links import link_store, running_link
 from tidings.links import worker as worker_module
 from tidings.links.destination import LinkInForce, LocalLinks
-from tidings.links.events import StatusChanged
-from tidings.links.local_socket import ask, follow
 from tidings.links.operations import alone
 from tidings.links.ports import AdmittedAt, Fetched, IndexPage, LinkAdmission, LocalFacts, PeerFacts, Prepare
 from tidings.links.running_link import half_is_over
 from tidings.links.store_file import LedgerDatabase, open_store
 from tidings.links.worker import LinkWorker
 from tidings.nats import jwt
+from tidings.rpc.local_socket import call, follow
 from tidings.wire.digests import BucketsAnswer, DigestAnswer, IdsAnswer
 from tidings.wire.links import LinkPage, Token
 from tidings.wire.rulings import Link
@@ -185,10 +193,11 @@ async def states(home: SpaceHome) -> dict[str, str]:
     """What followers of each link hear first."""
     found = {}
     for link in ("east", "west"):
-        lines = follow(home.link_socket, "follow", link=link)
-        first = await anext(lines)
-        found[link] = first.get("status") or first["event"]
-        await lines.aclose()
+        events = follow(home.link_socket, FollowLinkRequest(link))
+        first = await anext(events)
+        live = first.live if isinstance(first, LinkReported) else None
+        found[link] = live.status if live is not None else first.name
+        await events.aclose()
     return found
 
 
@@ -244,14 +253,20 @@ async def test_whoever_asks_about_a_link_whose_terms_are_not_in_force_yet_takes_
         await eventually(lambda: len(of(spaces, "east")) == 1)
         before = await rows()
         if carried:
-            await ask(home.link_socket, "pause", link="east", within=5)
+            await call(home.link_socket, PauseLinkRequest("east"))
             assert (await rows(), len(of(spaces, "east"))) == (before, 1)
     if not carried:
         async with alone(home) as operations:
-            await operations.do("pause", link="east")
+            await operations.call(PauseLinkRequest("east"))
             found = await operations.database.read(lambda c: link_store.links(c, HERE))
         assert [row.row for row in found] == before
         assert [row.paused is not None for row in found if row.definition.link == "east"] == [True]
+
+
+async def test_a_command_without_a_worker_is_refused_what_a_worker_refuses(home: SpaceHome) -> None:
+    async with alone(home) as operations:
+        with pytest.raises(UsageError, match="quarantine show: `seq`: expected int >= 1"):
+            await operations.call(ShowQuarantinedRequest("east", seq=0))
 
 
 async def test_a_link_that_is_not_in_force_yet_and_was_never_carried_gets_no_place_in_the_ledger(
@@ -261,7 +276,7 @@ async def test_a_link_that_is_not_in_force_yet_and_was_never_carried_gets_no_pla
     LinkLedger.below(home, HERE).put(AgreedLink("east", EAST, "setting", op="2", terms=terms))
     async with alone(home) as operations:
         with pytest.raises(ConflictError, match="is not in force"):
-            await operations.do("pause", link="east")
+            await operations.call(PauseLinkRequest("east"))
         assert await operations.database.read(lambda c: link_store.links(c, HERE)) == []
 
 
@@ -284,7 +299,7 @@ async def test_a_link_that_takes_nothing_any_more_is_let_go_and_the_other_is_not
         seen = of(spaces, "west")[0].pages
         of(spaces, "west")[0].on_wake()
         await eventually(lambda: of(spaces, "west")[0].pages > seen)
-        assert await states(home) == {"east": "not_carried", "west": "live"}
+        assert await states(home) == {"east": "link_not_running", "west": "live"}
     assert len(spaces.sources) == 2
 
 
@@ -317,11 +332,11 @@ async def test_a_steward_that_is_away_changes_nothing_and_is_named(home: SpaceHo
         before = spaces.asked
         await eventually(lambda: spaces.asked > before + 3)
         assert [each.closed for each in spaces.sources] == [False, False]
-        assert (await ask(home.link_socket, "status"))["steward"] == "nobody is there"
+        assert (await call(home.link_socket, ListLinksRequest())).steward == "nobody is there"
         spaces.fails = None
         before = spaces.asked
         await eventually(lambda: spaces.asked > before + 1)
-        assert (await ask(home.link_socket, "status"))["steward"] == ""
+        assert (await call(home.link_socket, ListLinksRequest())).steward == ""
     assert len(spaces.sources) == 2
 
 
@@ -330,10 +345,11 @@ async def test_what_leads_to_another_space_than_the_record_names_is_not_carried(
 ) -> None:
     spaces.records["east"] = agreed("east", KeyPair.generate(ACCOUNT).id)
     async with running(home, spaces):
-        lines = follow(home.link_socket, "follow", link="east")
-        said = await anext(lines)
-        await lines.aclose()
-        assert (said["event"], f"leads to {EAST}" in said["words"]) == ("not_carried", True)
+        events = follow(home.link_socket, FollowLinkRequest("east"))
+        event = await anext(events)
+        await events.aclose()
+        assert isinstance(event, LinkNotRunning)
+        assert f"leads to {EAST}" in event.words
     assert [each.access.link for each in spaces.sources] == ["west"]
 
 
@@ -354,22 +370,15 @@ async def test_a_link_that_does_not_end_in_time_is_broken_off_and_keeps_nobody_w
 async def test_who_follows_hears_of_its_link_alone(home: SpaceHome, spaces: MadeUpSpaces) -> None:
     async with running(home, spaces) as worker:
         await eventually(lambda: len(spaces.sources) == 2)
-        lines = follow(home.link_socket, "follow", link="east")
-        assert (await anext(lines))["event"] == "status"
+        events = follow(home.link_socket, FollowLinkRequest("east"))
+        assert isinstance(await anext(events), LinkReported)
         worker._heard(StatusChanged("west", 1.0, "live", "paused"))
         worker._heard(StatusChanged("east", 2.0, "live", "paused", "a word"))
-        heard = [await asyncio.wait_for(anext(lines), 10)]
-        while heard[-1]["event"] == "status":
-            heard.append(await asyncio.wait_for(anext(lines), 10))
-        await lines.aclose()
-    assert heard[-1] == {
-        "event": "status_changed",
-        "link": "east",
-        "at": 2.0,
-        "before": "live",
-        "now": "paused",
-        "words": "a word",
-    }
+        heard = [await asyncio.wait_for(anext(events), 10)]
+        while isinstance(heard[-1], LinkReported):
+            heard.append(await asyncio.wait_for(anext(events), 10))
+        await events.aclose()
+    assert heard[-1] == StatusChanged("east", 2.0, "live", "paused", "a word")
 
 
 def test_events_are_named_as_json_names_things() -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tidings.contract.core import Request
+from tidings.contract.link_worker import LinkedMailCounts
 from tidings.errors import ConflictError, OutcomeUnknown, TidingsError
 from tidings.links import directory, mail_store, mail_sync
 from tidings.links.link_store import BookedLink
@@ -223,7 +224,7 @@ async def test_a_message_that_waits_keeps_nothing_back_but_what_its_sender_wrote
     scene.peer.post(first, *held, last, after)
     scene.local.full = {each.id for each in held}
     await scene.round.run()
-    assert (await scene.round.facts())["waits"] == "there is no room"
+    assert (await scene.round.facts()).waits == "there is no room"
     assert scene.local.lying == [(ADA.id, first.id), (ADA.id, last.id)]
     assert scene.state().through == 1
     scene.local.delivered(last)
@@ -233,7 +234,7 @@ async def test_a_message_that_waits_keeps_nothing_back_but_what_its_sender_wrote
     await scene.round.run()
     assert scene.local.lying[2:] == [(EVE.id, each.id) for each in (*held, after)]
     assert scene.state().through == len(scene.peer.mail)
-    assert (await scene.round.facts())["waits"] == ""
+    assert (await scene.round.facts()).waits == ""
 
 
 async def test_however_much_waits_what_others_wrote_behind_it_is_come_to(
@@ -271,12 +272,13 @@ async def test_mail_that_does_not_open_is_counted_for_good_and_stops_nothing(sce
     scene.local.full = {held.id}
     for _ in range(2):
         await scene.round.run()
-        assert await scene.round.facts() == {"came": 1, "refused": 1, "forged": 1, "waits": "there is no room"}
+        expected = LinkedMailCounts(came=1, refused=1, forged=1, waits="there is no room")
+        assert await scene.round.facts() == expected
     scene.local.full = set()
     await scene.round.run()
     scene.start()
     await scene.round.run()
-    assert await scene.round.facts() == {"came": 2, "refused": 1, "forged": 2, "waits": ""}
+    assert await scene.round.facts() == LinkedMailCounts(came=2, refused=1, forged=2, waits="")
     scene.database.write_blocking(lambda c: mail_store.tell_again(c, scene.round.place))
     await scene.round.run()
     assert scene.peer.told == []

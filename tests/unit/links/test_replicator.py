@@ -11,9 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidings.errors import ConflictError, LinkConflict, OutcomeUnknown, TidingsError
-from tidings.links import link_store, local_index, obligations, replicator
-from tidings.links.events import (
+from tidings.contract.link_worker import (
     ConnectivityChanged,
     DegradedPollEntered,
     GapDetected,
@@ -25,6 +23,8 @@ from tidings.links.events import (
     RepairStarted,
     StatusChanged,
 )
+from tidings.errors import ConflictError, LinkConflict, OutcomeUnknown, TidingsError
+from tidings.links import link_store, local_index, obligations, replicator
 from tidings.links.link_store import BookedLink
 from tidings.links.ports import AdmittedAt, IndexPage
 from tidings.links.replicator import Direction

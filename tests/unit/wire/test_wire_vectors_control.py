@@ -12,9 +12,9 @@ from jsonschema import Draft202012Validator
 import schema
 from tidings.admin.identity import bundle_identity
 from tidings.contract.agents import BeatRequest
+from tidings.contract.catalogue import OPERATIONS
 from tidings.errors import MalformedFrame, MalformedRecord, TidingsError, UsageError, WireError
 from tidings.nats import jwt
-from tidings.rpc.control import read_answer
 from tidings.steward.requests import parse_request
 from tidings.wire import frames, roster, rulings, signing
 from tidings.wire.envelope import Received, open_record
@@ -165,7 +165,7 @@ def test_a_request_is_taken_or_refused_by_steward_and_schema_as_its_answer_says(
         return
     parse_request(SUBJECTS, vector["subject"], data)
     if vector["answer"]["ok"]:
-        read_answer(json.dumps(vector["answer"]).encode())
+        OPERATIONS[f"{service} {vector['request']['do']}"].read_answer(json.dumps(vector["answer"]).encode())
     lines = vector["answer"].get("records") or [vector["answer"].get("task")]
     for line in filter(None, lines):
         fields = Headers.parse(base64.b64decode(line["headers"])).fields

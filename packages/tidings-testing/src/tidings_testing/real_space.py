@@ -3,7 +3,7 @@
     async with real_space(tmp_path) as space:
         await space.add("ada", read=["general"], post=["general"])
         async with space.agent("ada") as ada:
-            await ada.control.call("member", "join", pattern="general")
+            await ada.control.call(JoinRequest("general"))
 
 The steward runs in this process, so a test can look at it; fault tests that kill it start it as a child instead.
 Everything listens on loopback, on ports the kernel chose, and is gone when the block ends.

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tidings.contract.links import LinkMailRequest
 from tidings.errors import TidingsError
 from tidings.wire import message as wire_message
 from tidings.wire import signing
@@ -19,6 +20,7 @@ from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import LINK_SERVICE
 from tidings_testing.links.peer import LINK, Lie
 from tidings_testing.links.stage import LinkStage
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.security.actor import acting
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings_testing.waiting import eventually
@@ -197,19 +199,19 @@ async def mail_of_others(stage: LinkStage) -> ProbeOutcome:
             {"sender": theirs.to, "id": theirs.id, "to": theirs.to, "stage": "read", "seq": theirs.seq},
         ]
         async with acting(stage.main.info.url, stage.main.subjects, stage.creds) as peer:
-            said = await peer.control.call(LINK_SERVICE, "mail")
-            told = await peer.control.call(LINK_SERVICE, "told", receipts=tries)
+            said = await peer.control.call(LinkMailRequest())
+            told = await raw_call(peer.control, LINK_SERVICE, "told", receipts=tries)
             for stage_name in ("confirmed", "stored", "unknown", "x"):
                 try:
-                    await peer.control.call(LINK_SERVICE, "told", receipts=[tries[0] | {"stage": stage_name}])
+                    await raw_call(peer.control, LINK_SERVICE, "told", receipts=[tries[0] | {"stage": stage_name}])
                 except TidingsError:
                     continue
                 return broken(f"a receipt {stage_name} was taken")
         found = await stage.reader.receipt(sent, "read", timeout=0)
-    shown = {each["to"] for each in said["mail"]}
+    shown = {each.to for each in said.mail}
     if shown != {theirs.to} or told["refused"] != [0, 1, 2, 3] or found.stage != "confirmed":
         return broken(f"shown mail to {shown}; refused {told['refused']} of 4; the receipt says {found.stage}")
-    return refused(f"{len(said['mail'])} for its own agents, nothing else; {len(tries) + 4} receipts refused")
+    return refused(f"{len(said.mail)} for its own agents, nothing else; {len(tries) + 4} receipts refused")
 
 
 async def _added(stage: LinkStage) -> None:

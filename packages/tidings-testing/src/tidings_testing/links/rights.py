@@ -15,6 +15,7 @@ from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import LINK_SERVICE
 from tidings_testing.links.peer import LINK
 from tidings_testing.links.stage import LinkStage
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.security.actor import acting
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings_testing.security.suite import run_security_suite
@@ -56,10 +57,10 @@ async def asks_for_more(stage: LinkStage) -> ProbeOutcome:
     told, refusals = list[Any](), 0
     async with acting(stage.main.info.url, stage.main.subjects, stage.creds) as peer:
         for do, arguments in asked:
-            told.append((do, await peer.control.call(LINK_SERVICE, do, **arguments)))
+            told.append((do, await raw_call(peer.control, LINK_SERVICE, do, **arguments)))
         for do, arguments in _out_of_scope(head):
             try:
-                told.append((do, await peer.control.call(LINK_SERVICE, do, **arguments)))
+                told.append((do, await raw_call(peer.control, LINK_SERVICE, do, **arguments)))
             except TidingsError:
                 refusals += 1
     rows = [row for _, answer in told for row in answer.get("records", ())]

@@ -21,9 +21,9 @@ from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.linking import Linker
 from tidings.client.connect import connect_directly
 from tidings.client.endpoint import Endpoint
+from tidings.contract.link_worker import LinkEvent, RepairFailed
 from tidings.errors import WireError
 from tidings.links import link_store as books
-from tidings.links.events import LinkEvent, RepairFailed
 from tidings.links.ports import Prepare
 from tidings.links.running_link import CarriedLink, NatsSpaces, SharedLog
 from tidings.links.source import PeerSource

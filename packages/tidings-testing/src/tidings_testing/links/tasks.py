@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from tidings.client.connect import connect_directly
 from tidings.client.endpoint import Endpoint
+from tidings.contract.links import LinkTasksRequest
 from tidings.errors import TidingsError
 from tidings.wire import message as wire_message
 from tidings.wire import signing
@@ -22,6 +23,7 @@ from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import LINK_SERVICE
 from tidings_testing.links.peer import LINK
 from tidings_testing.links.stage import LinkStage
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.security.actor import acting
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings_testing.waiting import eventually
@@ -177,19 +179,19 @@ async def tasks_of_others(stage: LinkStage) -> ProbeOutcome:
         ]
         others = asker | {"id": theirs.id, "seq": theirs.seq, **_result(stranger, peer.id, stage.reader.id, theirs.id)}
         async with acting(stage.main.info.url, stage.main.subjects, stage.creds) as worker:
-            said = await worker.control.call(LINK_SERVICE, "tasks", room=16)
-            told = await worker.control.call(LINK_SERVICE, "progress", tasks=tries)
-            unread = (await worker.control.call(LINK_SERVICE, "progress", tasks=[others]))["refused"]
+            said = await worker.control.call(LinkTasksRequest(room=16))
+            not_taken = (await raw_call(worker.control, LINK_SERVICE, "progress", tasks=tries))["refused"]
+            unread = (await raw_call(worker.control, LINK_SERVICE, "progress", tasks=[others]))["refused"]
             for state in ("held", "gone", "dropped", "x"):
                 try:
-                    await worker.control.call(LINK_SERVICE, "progress", tasks=[tries[1] | {"state": state}])
+                    await raw_call(worker.control, LINK_SERVICE, "progress", tasks=[tries[1] | {"state": state}])
                 except TidingsError:
                     continue
                 return broken(f"a task was taken to be {state}")
         states = [(await each.status()).state for each in (ours, theirs)]
-    shown = [each["seq"] for each in said["tasks"]]
-    if shown != [theirs.seq] or told["refused"] != list(range(len(tries))) or states != ["queued", "queued"]:
-        return broken(f"shown {shown}; refused {told['refused']} of {len(tries)}; the tasks are {states}")
+    shown = [each["seq"] for each in said.tasks]
+    if shown != [theirs.seq] or not_taken != list(range(len(tries))) or states != ["queued", "queued"]:
+        return broken(f"shown {shown}; refused {not_taken} of {len(tries)}; the tasks are {states}")
     if unread != [0]:
         return broken("somebody has done a task who could not open it")
     return refused(f"{len(shown)} for its own role, nothing else; {len(tries) + 5} words on tasks refused")

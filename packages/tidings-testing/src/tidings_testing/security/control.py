@@ -15,11 +15,13 @@ from typing import Any
 
 from tidings.contract.agents import AccessRequest
 from tidings.contract.catalogue import OPERATIONS
+from tidings.contract.channels import LeaveRequest
 from tidings.errors import DeniedError, UsageError
 from tidings.nats import jwt
 from tidings.server.grants import ACK_ANSWER
 from tidings.steward.fair_queue import MOST_REQUESTS
 from tidings.wire.message import new_id
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.security.actor import PATIENCE, line
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings_testing.security.stage import Stage
@@ -60,7 +62,7 @@ async def _nobody_answers(stage: Stage, subject: str, payload: bytes) -> bool:
     "F1", "Join, look into or configure a channel its access does not name; act for another in the arguments."
 )
 async def escalation(stage: Stage) -> ProbeOutcome:
-    call, before = stage.mal.control.call, await stage.watch.mark()
+    before = await stage.watch.mark()
     other = {"owner": stage.vic.id, "sender": stage.vic.id, "id": stage.vic.id, "from": stage.vic.id}
     attempts: list[tuple[str, str, dict[str, Any]]] = [
         *(("member", "join", {"pattern": p}) for p in (stage.secret, ">", f"{stage.base}.>", "*.*.secret")),
@@ -76,7 +78,7 @@ async def escalation(stage: Stage) -> ProbeOutcome:
     attempts.append(("member", "leave", {"pattern": stage.secret, **other}))
     for service, do, arguments in attempts:
         try:
-            said = await call(service, do, **arguments)
+            said = await raw_call(stage.mal.control, service, do, **arguments)
         except (DeniedError, UsageError):
             continue
         return broken(f"{service} {do} {arguments} was answered {said}")
@@ -88,10 +90,10 @@ def wide_access(stage: Stage) -> dict[str, Any]:
 
 
 async def _only_its_own(stage: Stage, before: Any, tried: int) -> ProbeOutcome:
-    call = stage.mal.control.call
-    told = json.dumps([await call("member", "list"), await call("channel", "list")])
-    access = (await call(AccessRequest())).access
-    await call("member", "leave", pattern=stage.secret)
+    mal = stage.mal.control
+    told = json.dumps([await raw_call(mal, "member", "list"), await raw_call(mal, "channel", "list")])
+    access = (await mal.call(AccessRequest())).access
+    await mal.call(LeaveRequest(stage.secret))
     if stage.secret in told or access.name != "probe-mal":
         return broken("arguments chose whose memberships, channels or access were told")
     changed = await stage.unchanged(before)

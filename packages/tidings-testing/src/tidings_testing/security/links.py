@@ -20,6 +20,7 @@ from tidings.server.keyring import Keyring
 from tidings.util.private_files import write_private
 from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import ADMIN_SERVICE, ADMISSION_SERVICE, AGENT_SERVICES, INVITATION_SERVICE, LINK_SERVICE
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.security.actor import Actor, acting, line
 from tidings_testing.security.replies import targets
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
@@ -145,7 +146,7 @@ async def peer_of_no_link(stage: Stage) -> ProbeOutcome:
     async with _peer(stage) as peer:
         for do, arguments in asked.items():
             try:
-                await peer.control.call(LINK_SERVICE, do, **arguments)
+                await raw_call(peer.control, LINK_SERVICE, do, **arguments)
             except DeniedError:
                 continue
             return broken(f"{do} was answered")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from tidings.contract.catalogue import services_of
+from tidings.contract.channels import ChangeChannelRequest, JoinRequest
 from tidings.errors import AuthRevoked, BrokerUnreachable
 from tidings.nats import jwt
 from tidings.nats.client import connect
@@ -134,14 +135,14 @@ async def ruling_copies(stage: Stage) -> ProbeOutcome:
     for subject in (s.live_chat(stage.channel), s.live_via(stage.channel), s.live_roster):
         await connection.subscribe(subject, cb=hear)
     await stage.mal.send()
-    ruled = await stage.vic.control.call("member", "join", pattern=f"{stage.base}.wild.>")
-    await stage.vic.control.call("channel", "set", channel=stage.channel, description="probe")
+    ruled = await stage.vic.control.call(JoinRequest(f"{stage.base}.wild.>"))
+    await stage.vic.control.call(ChangeChannelRequest(stage.channel, description="probe"))
     await stage.barrier()
     await stage.mal.send()
     seen = [subject for subject in heard if f"{s.root}.live.chat." not in subject and subject != s.live_roster]
     if seen:
         return broken(f"a ruling was seen live: {seen[0]}")
-    return held(f"ruling {ruled['seq']} was written, {len(heard)} live copies were seen, no ruling among them")
+    return held(f"ruling {ruled.seq} was written, {len(heard)} live copies were seen, no ruling among them")
 
 
 @PROBES.probe("N7", "Connect with tokens of its own making: other account, other rights, self-signed, no signature.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+from tidings.contract.channels import MembershipsRequest
 from tidings.server.grants import MAX_MESSAGE
 from tidings.wire.envelope import Received, Refused
 from tidings.wire.message import MAX_PAYLOAD
@@ -49,7 +50,7 @@ async def oversize(stage: Stage) -> ProbeOutcome:
         if not await _is_cut(stage, attempt):
             return broken(f"{name}: neither refused nor cut")
     stored = await _stored_since(stage, last)
-    await stage.vic.control.call("member", "list")
+    await stage.vic.control.call(MembershipsRequest())
     await stage.barrier()
     changed = await stage.unchanged(before)
     if changed or stored:

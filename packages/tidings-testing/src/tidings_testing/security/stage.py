@@ -20,6 +20,7 @@ from tidings.admin.administration import administer
 from tidings.admin.agents import AgentFile
 from tidings.admin.home import SpaceHome, SpaceInfo
 from tidings.contract.admin import IssuedRequest
+from tidings.contract.channels import ChangeChannelRequest, ChannelsRequest, JoinRequest
 from tidings.contract.mail import DeadLettersRequest, DropLetterRequest
 from tidings.errors import WireError
 from tidings.model.projection import Table
@@ -213,8 +214,8 @@ async def _steward_key(js: JetStream, info: SpaceInfo) -> str:
 async def _prepare_victim(stage: Stage) -> None:
     """The victim is a member of its secret channel, listens, and holds one frame and one direct message."""
     s, vic = stage.subjects, stage.vic
-    await vic.control.call("member", "join", pattern=stage.secret)
-    await vic.control.call("channel", "set", channel=stage.secret, description="probe")
+    await vic.control.call(JoinRequest(stage.secret))
+    await vic.control.call(ChangeChannelRequest(stage.secret, description="probe"))
     await stage.js.publish(s.block(stage.block), stage.sealed)
     stage.frame = await stage.js.publish(s.delivery(vic.id), b"frame for the victim")
     payload = wire_message.compose(wire_message.Sender(vic.id, "probe"), text="direct for the victim").raw
@@ -233,10 +234,10 @@ async def _prepare_victim(stage: Stage) -> None:
 
 async def _clear_channels(stage: Stage, cleanup: list[str]) -> None:
     """Nobody is in them once the agents are revoked; without settings nobody is shown them."""
-    nothing: dict[str, Any] = {"listed": False, "class": None, "description": ""}
     try:
-        for row in (await stage.vic.control.call("channel", "list"))["channels"]:
-            await stage.vic.control.call("channel", "set", channel=row["channel"], **nothing)
+        for row in (await stage.vic.control.call(ChannelsRequest())).channels:
+            nothing = ChangeChannelRequest(row.channel, cls=None, description="", listed=False)
+            await stage.vic.control.call(nothing)
     except Exception as error:  # noqa: BLE001  boundary: reported, the agents are revoked next
         cleanup.append(f"channels of the probes remain: {error}")
 

@@ -29,6 +29,7 @@ from tidings.wire import signing
 from tidings.wire.message import ExtensionPart, Message, Sender, new_id
 from tidings.wire.seal import TASK_PART
 from tidings.wire.states import TaskStatus
+from tidings_testing.raw_requests import raw_call
 from tidings_testing.security.actor import Actor
 from tidings_testing.security.report import Collection, ProbeOutcome, broken, held, refused
 from tidings_testing.security.stage import Stage
@@ -59,7 +60,7 @@ async def allowed(actor: Actor, attempts: list[tuple[str, str, dict[str, Any]]])
     found = []
     for service, do, arguments in attempts:
         try:
-            answer = await actor.control.call(service, do, **arguments)
+            answer = await raw_call(actor.control, service, do, **arguments)
         except REFUSALS:
             continue
         found.append(f"{service} {do} was answered {str(answer)[:120]}")
