@@ -40,6 +40,7 @@ from tidings.errors import (
     StoreError,
     StoreFull,
     StoreReadOnly,
+    TidingsError,
     TooLarge,
     UnknownMessage,
     UsageError,
@@ -594,6 +595,37 @@ async def test_a_task_that_was_being_settled_when_the_host_stopped_may_be_settle
         with pytest.raises(OutcomeUnknown, match=f"{asked.id} may be settled or not.*claim a task of reviewer again"):
             await settling
     await space.start_steward()
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields", "error"),
+    [
+        ("channel set", {"channel": "general", "description": "talk"}, OutcomeUnknown),
+        ("channel list", {}, HostUnreachable),
+    ],
+)
+async def test_a_forwarded_request_is_in_doubt_when_the_host_stops_only_if_it_changes_something(
+    pair: RealSpace,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    fields: dict[str, Any],
+    error: type[TidingsError],
+) -> None:
+    async with daemon_in(pair.home.home) as daemon:
+        ada, reached = await session_of(pair, "ada"), asyncio.Event()
+        await eventually(lambda: daemon.host.health()[0].state == "open")
+
+        async def hang(*_: Any, **__: Any) -> Any:
+            reached.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(daemon.host.endpoint(daemon.host.scopes()[0]), "call", hang)
+        forwarding = asyncio.create_task(ask(ada.control, *operation.split(), **fields))
+        async with asyncio.timeout(10):
+            await reached.wait()
+        daemon.stopping.set()
+        with pytest.raises(error, match="ask again"):
+            await forwarding
 
 
 async def test_a_request_that_was_cut_off_while_the_host_stopped_may_be_done_or_not(

@@ -154,12 +154,12 @@ class SessionCaller(UserCaller):
         self.session, self.scope = session, session.scope
         self.ending = app.sessions.ending(session)
 
-    async def unless_over(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """Returns its result. Raises NoSession as soon as the session ends, HostUnreachable as soon as the host stops.
-        The wait ends when the program disconnects."""
+    async def unless_over(self, waiting: Coroutine[Any, Any, T], stopped: TidingsError | None = None) -> T:
+        """Returns its result. Raises NoSession as soon as the session ends, and `stopped` (default: HostUnreachable) as
+        soon as the host stops. The wait ends when the program disconnects."""
         over = NoSession(f"session {self.session.id} has ended: open another")
         needed = _unless(self._program_left(), waiting, ClientDisconnect())
-        return await _unless(self.ending.wait(), self.app.unless_stopping(needed), over)
+        return await _unless(self.ending.wait(), self.app.unless_stopping(needed, stopped), over)
 
     async def _program_left(self) -> None:
         while (await self.http.receive())["type"] != "http.disconnect":

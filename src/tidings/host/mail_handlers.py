@@ -3,7 +3,7 @@
 `events` are Server-Sent Events: an agent's inbox as it fills, by row.
 
     event: message    id: the row    data: the message        event: state    data: how the connection is
-    event: notice     id: the row    data: what the agent is told that is no message, such as a loss
+    event: notice     id: the row    data: a notice, such as a loss
 
 There is no queue of events: a stream reads the inbox behind the last row it sent, and is woken when there is more. So
 `Last-Event-ID` continues where a stream ended, across reconnects and restarts, without a gap or a second copy, and a
@@ -65,7 +65,7 @@ async def send(caller: SessionCaller, request: contract.SendRequest) -> contract
 
 
 async def _names_known(caller: SessionCaller) -> None:
-    """Nobody is refused because this host is just meeting the space for the first time."""
+    """Waits until the agents of a new space were seen once, so that names resolve."""
     until = time.monotonic() + NAMES_PATIENCE
     while caller.host.directories.of(caller.scope.space_id).at is None and time.monotonic() < until:
         if health_of(caller.app, caller.scope).reason:
@@ -133,7 +133,7 @@ async def list_inbox(caller: SessionCaller, request: contract.ListInboxRequest) 
 async def _page(
     caller: SessionCaller, rows: list[InboxRow], *, from_the_end: bool = False
 ) -> list[contract.InboxMessage]:
-    """In a thread: opening megabytes of sealed mail takes longer than the loop may stand still.
+    """Returns a page, built in a thread: opening megabytes of sealed mail takes longer than the loop may stand still.
 
     `from_the_end`: if not all fit, the last of them do.
     """
@@ -143,7 +143,7 @@ async def _page(
 
 
 def page(rows: list[InboxRow], key: KeyPair | None, names: dict[str, str]) -> list[contract.InboxMessage]:
-    """As many as fit one answer, at least one."""
+    """Returns as many messages as fit one answer, at least one."""
     shown: list[contract.InboxMessage] = []
     size = 0
     for row in rows:
@@ -270,7 +270,7 @@ async def events(caller: SessionCaller) -> Stream:
 
 
 async def _begin(caller: SessionCaller) -> int:
-    """Behind which row; the newest there is unless the reader says."""
+    """Returns the row after which the stream begins (default: the newest)."""
     said = caller.http.headers.get("last-event-id")
     if said is None:
         return await caller.host.inbox.read(inbox_views.last, *caller.mine)
@@ -319,7 +319,7 @@ async def _woken(changed: Changed, *ends: asyncio.Event) -> None:
 
 
 def _state(app: AppState, session: HostSession) -> contract.ConnectionHealth:
-    """How the agent's connection is, without what changes every moment."""
+    """Returns the state of the agent's connection without its age, which always changes."""
     return msgspec.structs.replace(health_of(app, session.scope), age=UNSET)
 
 

@@ -90,7 +90,7 @@ def _facts(scope: Scope) -> dict[str, str]:
 
 
 def health_of(app: AppState, scope: Scope) -> contract.ConnectionHealth:
-    """How one agent's connection is."""
+    """Returns the state of one agent's connection."""
     for each in app.host.health():
         if (each.scope.space_id, each.scope.agent) == (scope.space_id, scope.agent):
             return contract.ConnectionHealth(**_connection(each))
@@ -204,7 +204,7 @@ async def resume_space(caller: UserCaller, request: contract.ResumeSpaceRequest)
 
 
 def _space(caller: UserCaller, text: str) -> Scope:
-    """Some scope of the space that is meant, by name or id."""
+    """Returns a scope of the space with this name or id."""
     found = {each.space_id: each for each in caller.host.scopes() if text in (each.space, each.space_id)}
     if not found:
         raise UsageError(f"this host works for nobody in a space {text[:64]!r}: `tidings host status` lists its spaces")

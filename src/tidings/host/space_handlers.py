@@ -62,7 +62,10 @@ async def _endpoint(caller: SessionCaller) -> Endpoint:
 async def forward(caller: SessionCaller, options: ForwardOptions, request: Request[A]) -> A:
     """Sends a request to the steward."""
     timeout = CALL_PATIENCE + min(options.wait, contract.LONGEST_WAIT)
-    return await caller.unless_over((await _endpoint(caller)).call(request, op=options.op, timeout=timeout))
+    call = (await _endpoint(caller)).call(request, op=options.op, timeout=timeout)
+    name = request.operation.name
+    unknown = OutcomeUnknown(f"the host stopped before the steward answered `{name}`: it may be done or not, ask again")
+    return await caller.unless_over(call, unknown if request.operation.changes else None)
 
 
 @handler(contract.ListAgentsRequest)
