@@ -5,7 +5,7 @@
 accept_ratio_N   sealed and signed messages a second that N callers get accepted by the store / rows a second of a bare
                  table with the same pragmas and N rows a commit
 send_ratio_N     the same with composing, sealing and signing each of them: what `host.send` costs in all
-http_ratio       `POST /v1/send` / a handler that reads the same body and answers nothing, 8 connections
+http_ratio       `POST /v1/message/send` / a handler that reads the same body and answers nothing, 8 connections
 drain_ratio      rows a second from the outbox to the log, 256 lanes / `publish_async` to a bare server
 
 The steward runs as its own process, as it does in a space that is up.
@@ -34,8 +34,9 @@ from starlette.routing import Route
 
 from measuring import bare_server, bare_stream, median_ratio, options, pairs, report
 from tidings.client.host_http import socket_path
+from tidings.contract.host import SendRequest
 from tidings.host import outbox_views
-from tidings.host.compose import SendRequest, compose_request
+from tidings.host.compose import compose_request
 from tidings.host.daemon import Daemon, HostServer
 from tidings.host.host import Host, Scope, _draft
 from tidings.host.outbox import NewRow
@@ -122,7 +123,7 @@ async def posting(path: Path, token: str, seconds: float) -> float:
         reader, writer = free.pop()
         body = json.dumps({"agent": TARGET, "text": TEXT}).encode()
         head = (
-            f"POST /v1/send HTTP/1.1\r\nHost: host\r\nContent-Type: application/json\r\n"
+            f"POST {SendRequest.operation.path} HTTP/1.1\r\nHost: host\r\nContent-Type: application/json\r\n"
             f"Authorization: Bearer {token}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode() + body)
@@ -215,7 +216,7 @@ async def http(daemon: Daemon, chosen: Any) -> dict[str, Any]:
     empty = path.with_name("empty.sock")
     stopping = asyncio.Event()
     listener = bind(empty)
-    server = HostServer(Starlette(routes=[Route("/v1/send", nothing, methods=["POST"])]), stopping)
+    server = HostServer(Starlette(routes=[Route(SendRequest.operation.path, nothing, methods=["POST"])]), stopping)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         rates = await pairs(

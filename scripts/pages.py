@@ -2,12 +2,11 @@
 
 Names, order and meanings of errors are those of the tree in `errors.py`, codes those of the classes. What to do is
 written here; an error without a remedy of its own has that of its parent. Operations come from the table in
-`contract/`, routes from what the host serves. A test holds pages and code together.
+`contract/`. A test holds pages and code together.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 import sys
@@ -20,7 +19,7 @@ from tidings import errors
 from tidings.contract import core
 from tidings.contract.catalogue import OPERATIONS
 from tidings.errors import TidingsError
-from tidings.host.http_api import STATUS, ApiRoute, api_routes
+from tidings.host.http_api import STATUS
 
 EXIT_CODES = {
     0: "ok",
@@ -131,22 +130,46 @@ per event; an event has `event`, `link` and `at`.
 
 HTTP_HEAD = """# The HTTP API of the host
 
-Written by `make docs` from the routes themselves. The host listens on `run/host.sock` of its home, a unix socket for
-this user only; requests and answers are JSON. For programs in Python `tidings.connect(via="host")` speaks it.
+Written by `make docs` from the declarations in `contract/`. The host listens on `run/host.sock` of its home, a unix
+socket for this user only. An operation is `POST /v1/<service>/<verb>` with its fields as a JSON object
+(`Content-Type: application/json`); the answer is a JSON object. For programs in Python `tidings.connect(via="host")`
+speaks it.
 
-A session comes first. `POST /v1/challenge` returns a nonce. The program signs this text, five lines joined by line
-feeds, with the agent's key (Ed25519; the nkey seed is in its credential):
+A session comes first. `POST /v1/session/challenge` returns a nonce. The program signs this text, five lines joined by
+line feeds, with the agent's key (Ed25519; the nkey seed is in its credential):
 
     "tidings host session 1\\n<space id>\\n<agent id>\\n<path of the host's socket, without symbolic links>\\n<nonce>"
 
-It sends the signature (URL-safe base64 without padding) with `POST /v1/sessions`. `source` says where the host finds
-the same identity: `["home", <home>, <space>, <agent name>]`, or `["bundle", <path of an exported bundle>]`. The token
-in the answer is a Bearer in the `Authorization` header of everything marked *session*. Every answer concerns only the
-agent of that session.
+It sends the signature (URL-safe base64 without padding) with `POST /v1/session/open`. `source` says where the host
+finds the same identity: `["home", <home>, <space>, <agent name>]`, or `["bundle", <path of an exported bundle>]`. The
+token in the answer is a Bearer in the `Authorization` header of everything marked *session*. Every answer concerns only
+the agent of that session.
 
-A refusal is `{"error": {"code", "message", "retryable"}}` with the codes of [errors](errors.md). A parameter or field
-that is not known is refused with those that are; a body needs `Content-Type: application/json`. No answer is waited for
-longer than a minute (`wait`, in seconds).
+A refusal is `{"error": {"code", "message", "retryable"}}` with the codes of [errors](errors.md). A field that is not
+known is refused with those that are. A request has at most 128 KiB unless another limit is given. No answer is waited
+for longer than a minute (`wait`, in seconds). A field or parameter in parentheses may be left out.
+
+*changes*: without an answer it is unknown whether the request took effect. The others can be repeated.
+"""
+
+TYPES: dict[type[msgspec.inspect.Type], str] = {
+    msgspec.inspect.StrType: "string",
+    msgspec.inspect.IntType: "integer",
+    msgspec.inspect.FloatType: "number",
+    msgspec.inspect.BoolType: "boolean",
+    msgspec.inspect.NoneType: "null",
+    msgspec.inspect.DictType: "object",
+    msgspec.inspect.AnyType: "any value",
+}
+EVENTS_TEXT = """### GET /v1/events
+
+Server-Sent Events: rows of the inbox behind the header `Last-Event-ID`, then each as it comes, as `message` or
+`notice`; `state` when the connection changes. *session*
+"""
+FORWARDED_TEXT = """### Forwarded to the steward
+
+With the arguments and answers that [control](control.md) lists. `op`: the id under which the request takes effect once;
+`wait`: seconds that the steward may take beyond the usual five. *session*
 """
 
 
@@ -227,41 +250,45 @@ def _field_text(field: msgspec.inspect.Field) -> str:
 
 def http_page() -> str:
     """docs/host-api.md."""
-    routes = [line for route in api_routes() for line in _route(route)]
-    passed = ", ".join(f"`{each.name.replace(' ', '/')}`" for each in OPERATIONS.values() if each.host)
     statuses = ", ".join(f"{number} {kind.code}" for kind, number in STATUS)
+    forwarded = ", ".join(f"`{each.path}`" for each in OPERATIONS.values() if each.host)
     return "\n".join(
         [
             HTTP_HEAD,
             f"Status by error, the first that fits: {statuses}; any other is 500.",
             "",
-            *routes,
-            f"Passed on by `/v1/control`, with the arguments that [control](control.md) lists: {passed}.",
+            *(line for each in core.DECLARED["host"].values() for line in _operation_lines(each)),
+            EVENTS_TEXT,
+            FORWARDED_TEXT,
+            f"{forwarded}.",
             "",
         ]
     )
 
 
-def _route(route: ApiRoute) -> list[str]:
-    marks = ["session"] if route.session else []
-    said = inspect.cleandoc(route.handler.__doc__ or "").replace("\n", " ")
-    lines = [f"### {route.method} {route.path}", "", f"{said}{f' *{marks[0]}*' if marks else ''}", ""]
-    if route.query:
-        lines += [f"- parameters: {', '.join(f'`{each}`' for each in route.query)}"]
-    if fields := _fields(route.body):
-        lines += [f"- body: {', '.join(fields)}"]
-    return [*lines, ""] if lines[-1] else lines
+def _type_text(kind: msgspec.inspect.Type) -> str:
+    """Returns the name of a type in JSON."""
+    match kind:
+        case msgspec.inspect.Metadata(type=inner):
+            return _type_text(inner)
+        case msgspec.inspect.UnionType(types=choices):
+            return " or ".join(map(_type_text, choices))
+        case msgspec.inspect.LiteralType(values=values):
+            return " or ".join(f'"{value}"' for value in values)
+        case msgspec.inspect.VarTupleType(item_type=item):
+            return f"array of {_type_text(item)}"
+        case _:
+            return TYPES[type(kind)]
 
 
-def _fields(body: Any) -> list[str]:
-    """Names and types; what has no default must be there."""
-    if body is dict:
-        return ["the arguments of the operation, and its `op`"]
-    if body is None:
-        return []
-    required = set(body.__struct_fields__[: len(body.__struct_fields__) - len(body.__struct_defaults__)])
-    kinds = inspect.get_annotations(body)
-    return [f"`{name}` {kinds[name]}{' (required)' if name in required else ''}" for name in body.__struct_fields__]
+def _operation_lines(operation: core.Operation) -> list[str]:
+    fields = ", ".join(f"{_field_text(each)} {_type_text(each.type)}" for each in operation.fields.values())
+    answer = ", ".join(map(_field_text, _fields_of(operation.answer)))
+    marks = [*(["session"] if operation.caller == "agent" else []), *(["changes"] if operation.changes else [])]
+    limit = [f"- limit: {operation.limit // 1024} KiB"] if operation.limit != core.MAX_REQUEST else []
+    said = " ".join([operation.summary, *(f"*{mark}*" for mark in marks)])
+    lines = [f"- fields: {fields}"] * bool(fields) + [f"- answer: {answer}"] * bool(answer) + limit
+    return [f"### POST {operation.path}", "", said, "", *lines, *([""] if lines else [])]
 
 
 PAGES = {"errors.md": error_page, "control.md": operation_page, "host-api.md": http_page}

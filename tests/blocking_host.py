@@ -21,11 +21,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import quote, urlencode
 
 from tidings import __version__
 from tidings.client.host_http import socket_path
 from tidings.client.host_session import SessionFile, prove
+from tidings.contract.catalogue import SERVED
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConfigError,
@@ -135,7 +135,7 @@ class HostClient:
     # --- what needs no session ---
 
     def health(self, timeout: float | None = None) -> Json:
-        found = self.call("GET", "/v1/health", timeout=timeout)
+        found = self.call("host health", timeout=timeout)
         self.version, self.pid = str(found.get("version")), found.get("pid")
         if found.get("api") != API:
             raise ConfigError(
@@ -145,17 +145,17 @@ class HostClient:
         return found
 
     def status(self) -> Json:
-        return self.call("GET", "/v1/status")
+        return self.call("host status")
 
     def pause(self, space: str, reason: str | None = None) -> Json:
-        return self.call("POST", f"/v1/spaces/{quote(space, safe='')}/pause", {"reason": reason} if reason else {})
+        return self.call("space pause", {"space": space} | ({"reason": reason} if reason else {}))
 
     def resume_space(self, space: str) -> Json:
-        return self.call("POST", f"/v1/spaces/{quote(space, safe='')}/resume", {})
+        return self.call("space resume", {"space": space})
 
     def stop(self) -> Json:
         """Ask it to end; the answer comes before it does."""
-        return self.call("POST", "/v1/stop", {})
+        return self.call("host stop")
 
     # --- sessions ---
 
@@ -164,7 +164,7 @@ class HostClient:
     ) -> Session:
         """A session of this agent, proven with its key. `receive`: the host takes its mail from now on."""
         told = list(source) if source else source_of(identity)
-        nonce = str(self.call("POST", "/v1/challenge", {})["nonce"])
+        nonce = str(self.call("session challenge")["nonce"])
         body = {
             "source": told,
             "agent": identity.id,
@@ -173,7 +173,7 @@ class HostClient:
             "receive": receive,
             "program": program,
         }
-        found = self.call("POST", "/v1/sessions", body)
+        found = self.call("session open", body)
         names = ("session", "token", "space", "space_id", "agent", "name")
         return Session(self, SessionFile(socket=str(self.socket), receive=receive, **{n: str(found[n]) for n in names}))
 
@@ -185,34 +185,19 @@ class HostClient:
 
     # --- asking ---
 
-    def call(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        token: str | None = None,
-        query: Json | None = None,
-        timeout: float | None = None,
-    ) -> Json:
+    def call(self, operation: str, body: Any = None, *, token: str | None = None, timeout: float | None = None) -> Json:
         """One request. HostUnreachable: it was not taken; OutcomeUnknown: it may have been."""
         connection = _Connection(self.socket, self.patience if timeout is None else timeout)
         try:
-            self._request(connection, method, path, body, token, query)
-            return _answer(*self._response(connection, method, path))
+            self._request(connection, operation, body or {}, token)
+            return _answer(*self._response(connection, operation))
         finally:
             connection.close()
 
-    def _request(
-        self, connection: _Connection, method: str, path: str, body: Any, token: str | None, query: Json | None
-    ) -> None:
-        headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-        payload = None
-        if body is not None:
-            payload = _encoded(body)
-            headers["Content-Type"] = "application/json"
-        asked = {name: value for name, value in (query or {}).items() if value is not None and value is not False}
-        address = path + ("?" + urlencode({n: 1 if v is True else v for n, v in asked.items()}) if asked else "")
+    def _request(self, connection: _Connection, operation: str, body: Any, token: str | None) -> None:
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {token}"} if token else {}
+        payload = _encoded(body)
         try:
             connection.connect()
         except OSError as error:
@@ -220,24 +205,24 @@ class HostClient:
                 f"no host answers at {self.socket} ({error.strerror or error}): `tidings host up` starts it"
             ) from error
         try:
-            connection.request(method, address, payload, headers)
+            connection.request("POST", "/v1/" + operation.replace(" ", "/"), payload, headers)
         except OSError as error:
             # It may answer and close before it has read everything, and then its answer says why.
             if not isinstance(error, BrokenPipeError | ConnectionResetError):
-                raise self._unknown(method, path, error) from error
+                raise self._unknown(operation, error) from error
 
-    def _response(self, connection: _Connection, method: str, path: str) -> tuple[int, bytes]:
+    def _response(self, connection: _Connection, operation: str) -> tuple[int, bytes]:
         try:
             response = connection.getresponse()
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise self._unknown(method, path, error) from error
+            raise self._unknown(operation, error) from error
 
-    def _unknown(self, method: str, path: str, error: Exception) -> TidingsError:
+    def _unknown(self, operation: str, error: Exception) -> TidingsError:
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        if method == "GET":
-            return HostUnreachable(f"the host at {self.socket} did not answer {method} {path} ({why}): ask again")
-        return OutcomeUnknown(f"the host did not answer {method} {path} ({why}): it may be done or not, ask again")
+        if not SERVED["/v1/" + operation.replace(" ", "/")].changes:
+            return HostUnreachable(f"the host at {self.socket} did not answer {operation} ({why}): ask again")
+        return OutcomeUnknown(f"the host did not answer {operation} ({why}): it may be done or not, ask again")
 
 
 class Session:
@@ -271,26 +256,22 @@ class Session:
     def save(self, path: Path) -> None:
         self.file.write(path)
 
-    def _get(self, path: str, wait: float = 0.0, **query: Any) -> Json:
-        asked = query | ({"wait": wait} if wait else {})
-        return self.client.call("GET", path, token=self.file.token, query=asked, timeout=self.client.patience + wait)
-
-    def _post(self, path: str, body: Any = None, wait: float = 0.0, **query: Any) -> Json:
-        asked = query | ({"wait": wait} if wait else {})
-        return self.client.call(
-            "POST", path, body or {}, token=self.file.token, query=asked, timeout=self.client.patience + wait
-        )
+    def _ask(self, operation: str, *, patience: float = 0.0, **fields: Any) -> Json:
+        """Fields that are None or False are left out: that is their default."""
+        body = {name: value for name, value in fields.items() if value is not None and value is not False}
+        timeout = self.client.patience + patience + float(fields.get("wait") or 0.0)
+        return self.client.call(operation, body, token=self.file.token, timeout=timeout)
 
     # --- the session itself ---
 
     def me(self) -> Json:
         """session, space, space_id, agent, name, receive, program, and `health` of the agent's connection."""
-        return self._get("/v1/sessions/me")
+        return self._ask("session show")
 
     def end(self) -> bool:
         """Its token is worth nothing from now on. False: the host could not write that yet and tries again; one that
         is killed before it could would take this token again."""
-        return bool(self.client.call("DELETE", "/v1/sessions/me", token=self.file.token).get("written", True))
+        return bool(self._ask("session end")["written"])
 
     # --- sending ---
 
@@ -333,7 +314,11 @@ class Session:
         }
         lists = ("parts", "mentions")  # `data` may be an empty one
         body = {name: value for name, value in fields.items() if (value or name not in lists) and value is not None}
-        found = self._insisting(lambda: self._post("/v1/send", body, wait), chosen)
+        body |= {"wait": wait} if wait else {}
+        timeout = self.client.patience + wait
+        found = self._insisting(
+            lambda: self.client.call("message send", body, token=self.file.token, timeout=timeout), chosen
+        )
         return sent_of(found)
 
     def _insisting(self, ask: Any, chosen: str) -> Json:
@@ -351,23 +336,23 @@ class Session:
 
     def outbox(self, state: str | None = None, limit: int = 50, before: int | None = None) -> list[Json]:
         """What this agent handed over, newest first; `before`: rows below that one."""
-        return list(self._get("/v1/outbox", state=state, limit=limit, before=before)["rows"])
+        return list(self._ask("outbox list", states=[state] if state else None, limit=limit, before=before)["rows"])
 
     def outbox_show(self, message_id: str) -> Json:
         """One row, with `chain`: what it replaced and what replaced it."""
-        return self._get(f"/v1/outbox/{quote(message_id, safe='')}")
+        return self._ask("outbox show", id=message_id)
 
     def requeue(self, message_id: str) -> Json:
         """Send again, under a new id, what is dead or was cancelled; the new row."""
-        return self._post(f"/v1/outbox/{quote(message_id, safe='')}/requeue")
+        return self._ask("outbox requeue", id=message_id)
 
     def cancel(self, message_id: str) -> Json:
         """Do not send it, if it has not left; the row as it is then."""
-        return self._post(f"/v1/outbox/{quote(message_id, safe='')}/cancel")
+        return self._ask("outbox cancel", id=message_id)
 
     def receipt(self, message_id: str, stage: str = "delivered", wait: float = 0.0) -> Json:
         """How far a direct message has come: `id`, `stage`, `seq`."""
-        return self._get(f"/v1/receipts/{quote(message_id, safe='')}", wait, stage=stage)
+        return self._ask("message receipt", id=message_id, stage=stage, wait=wait)
 
     # --- mail ---
 
@@ -389,36 +374,36 @@ class Session:
         """Messages this agent has, oldest first. `sender`: name or id; `newest`: the last of them instead of the first;
         `after`, `before`: rows between; `wait`: seconds, if there is none yet."""
         rows = {"after": after, "before": before, "limit": limit}
-        asked = {"from": sender, "channel": channel, "kind": kind, "search": search, **rows}
+        asked: Json = {"sender": sender, "channel": channel, "kind": kind, "search": search, **rows}
         flags = {"unread": unread, "newest": newest, "direct_first": direct_first}
-        return list(self._get("/v1/inbox", wait, **asked, **flags)["messages"])
+        return list(self._ask("inbox list", wait=wait, **asked, **flags)["messages"])
 
     def unread(self) -> dict[str, int]:
         """How many unread rows: `direct`, `channel` and `notice`."""
-        return dict(self._get("/v1/inbox/unread")["unread"])
+        return dict(self._ask("inbox unread")["unread"])
 
     def quarantine(self, after: int = 0) -> list[Json]:
         """What came and could not be opened: row, reason, size, how it begins, when it was received."""
-        return list(self._get("/v1/inbox/quarantine", after=after)["quarantine"])
+        return list(self._ask("inbox quarantine", after=after)["quarantine"])
 
     def receive(self) -> None:
         """Let the host receive this agent's mail again, if a program elsewhere has since it began."""
-        self._post("/v1/inbox/receive")
+        self._ask("inbox receive")
 
     def mark_read(self, rows: Sequence[int]) -> int:
         """How many of these became read now."""
-        return int(self._post("/v1/inbox/read", {"rows": list(rows)})["read"])
+        return int(self._ask("inbox read", rows=list(rows))["read"])
 
     def delete(self, rows: Sequence[int]) -> int:
         """How many of these lost their content now. That they came stays, so none comes again."""
-        return int(self._post("/v1/inbox/delete", {"rows": list(rows)})["deleted"])
+        return int(self._ask("inbox delete", rows=list(rows))["deleted"])
 
     def thread(self, message_id: str) -> list[Json]:
-        return list(self._get(f"/v1/threads/{quote(message_id, safe='')}")["messages"])
+        return list(self._ask("inbox thread", id=message_id)["messages"])
 
     def ending(self, ending: str) -> list[str]:
         """Whole ids of messages this agent was sent or sent, by how they end."""
-        return list(self._get("/v1/ids", ending=ending)["ids"])
+        return list(self._ask("message ids", ending=ending)["ids"])
 
     def events(self, after: int | None = None, *, states: bool = False, give_up: bool = False) -> Iterator[Event]:
         """Inbox rows behind `after` (None: those that come from now on), then each as it comes, once and in order.
@@ -460,15 +445,15 @@ class Session:
     def who(self) -> Json:
         """`agents`, and `backstop`: what to say of durable copies that are late. Unless `fresh` the space could not be
         asked, `reason` says why, and they are those that were last seen, with the status `unknown`."""
-        return self._get("/v1/who")
+        return self._ask("agent list")
 
     def access(self) -> Json:
         """What this agent may do now: `roles`, and what it may `read`, `post` to and `manage`."""
-        return self._get("/v1/access")
+        return self._ask("agent access")
 
     def control(self, service: str, do: str, **arguments: Any) -> Json:
         """A question that the host passes on to the steward."""
-        return self._post(f"/v1/control/{quote(service, safe='')}/{quote(do, safe='')}", arguments)
+        return self.client.call(f"{service} {do}", arguments, token=self.file.token)
 
     def channels(self) -> list[Json]:
         return list(self.control("channel", "list")["channels"])
@@ -485,21 +470,21 @@ class Session:
         return list(self.control("member", "members", channel=unmarked(channel))["members"])
 
     def join(self, channel: str) -> Json:
-        return self._post("/v1/join", {"channel": unmarked(channel)})
+        return self._ask("channel join", channel=unmarked(channel))
 
     def leave(self, channel: str) -> Json:
-        return self._post("/v1/leave", {"channel": unmarked(channel)})
+        return self._ask("channel leave", channel=unmarked(channel))
 
     def history(self, channel: str, limit: int = 50, before: int | None = None) -> PastPage:
         """The newest messages of a channel, newest first; `before`: below that sequence."""
-        said = self._get("/v1/history", channel=unmarked(channel), limit=limit, before=before)
+        said = self._ask("channel history", channel=unmarked(channel), limit=limit, before=before)
         return PastPage(said["messages"], gone=said["gone"], hidden=said["hidden"])
 
     def trace(self, message_id: str) -> Json:
-        return self._get("/v1/trace", id=message_id)
+        return self._ask("message trace", id=message_id)
 
     def set_status(self, status: str, activity: str | None = None, model: str | None = None) -> Json:
-        return self._post("/v1/status", {"status": status, "activity": activity, "model": model})
+        return self._ask("agent announce", status=status, activity=activity, model=model)
 
     def attention(self) -> Json:
         """What may wake this agent: `standing`, kept by the steward, and `running`, what a session of it says now."""
@@ -518,38 +503,30 @@ class Session:
         An agent holds one task at a time: claimed again, it is the same one. `take_over`: also if another program
         of this agent holds it, which is gone. A session that makes no request for `silence` seconds (a quarter of an
         hour, unless said) gives it back."""
-        asked: Json = {"role": role, "wait": wait}
-        found = self.client.call(
-            "POST",
-            "/v1/tasks/claim",
-            asked | ({"take_over": True} if take_over else {}) | ({} if silence is None else {"silence": silence}),
-            token=self.file.token,
-            timeout=self.client.patience + wait,
-        )
+        found = self._ask("task claim", role=role, wait=wait, take_over=take_over, silence=silence)
         return found["task"]  # type: ignore[no-any-return]
 
     def held(self) -> Json | None:
         """The task in the hands of this agent's programs: id, role, attempt, whether it is `mine`, else of which
         `program`, and for how many seconds that said nothing. None if there is none."""
-        return self._get("/v1/tasks")["held"]  # type: ignore[no-any-return]
+        return self._ask("task held")["held"]  # type: ignore[no-any-return]
 
     def finish(self, task_id: str, text: str | None = None, data: Any = None, *, patience: float = PATIENCE) -> Json:
         """`patience`: seconds for a space that is away; the host goes on trying after them, until the deadline."""
-        return self._settle(task_id, "done", {"text": text, "data": data}, patience)
+        return self._ask("task done", id=task_id, text=text, data=data, patience=patience)
 
     def fail(self, task_id: str, reason: str, *, retry: bool = True, patience: float = PATIENCE) -> Json:
-        return self._settle(task_id, "fail", {"reason": reason, "retry": retry}, patience)
+        body = {"id": task_id, "reason": reason, "retry": retry}
+        timeout = self.client.patience + patience
+        return self.client.call("task fail", body, token=self.file.token, timeout=timeout)
 
     def put_back(self, task_id: str, *, patience: float = PATIENCE) -> Json:
         """Let somebody else have it, untouched: no attempt was made."""
-        return self._settle(task_id, "fail", {"reason": "put back", "untouched": True}, patience)
-
-    def _settle(self, task_id: str, how: str, body: Json, patience: float) -> Json:
-        return self._post(f"/v1/tasks/{quote(task_id, safe='')}/{how}", body, wait=patience)
+        return self._ask("task fail", id=task_id, reason="put back", untouched=True, patience=patience)
 
     def task(self, task_id: str, wait: float = 0.0) -> Json:
         """What became of a task this agent asked: state, text, worker, attempt, cause, reasons, message."""
-        return self._get(f"/v1/tasks/{quote(task_id, safe='')}", wait)
+        return self._ask("task state", id=task_id, wait=wait)
 
 
 def source_of(identity: Identity) -> list[str]:

@@ -25,7 +25,8 @@ from tidings.client.message_json import content_json, read_message
 from tidings.client.redelivery import Retry
 from tidings.client.tasks import Job, TaskResult, TaskTicket
 from tidings.contract.core import Request
-from tidings.contract.mail import DeadTaskRow, HostTrace, TracedReceipt
+from tidings.contract.host import HostTrace, OutboxEntry
+from tidings.contract.mail import DeadTaskRow, TracedReceipt
 from tidings.errors import (
     AuthRevoked,
     ConnectionLost,
@@ -600,7 +601,7 @@ class FakeAgent(AgentInterface):
         row = self.box.outbox.get(mid)
         read = row and row["kind"] == "dm" and (await self.receipt(mid, timeout=0)).stage == "read"
         receipts = (TracedReceipt(kind="dm", sender=self.id, stage=ReceiptStage.READ, stages={}),) if read else ()
-        return HostTrace(mid, (), receipts, {}, row)
+        return HostTrace(mid, (), receipts, {}, msgspec.convert(row, OutboxEntry | None))
 
     # --- tasks ---
 

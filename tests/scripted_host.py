@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+import msgspec
 
 from tidings.client.host_endpoint import HostEndpoint
 from tidings.client.host_http import HostClient, Json, ServerEvent
 from tidings.client.host_session import SessionFile, SessionSource
+from tidings.contract.core import Request
 from tidings.wire import message as wire
 from tidings.wire.message import Sender
+from tools.examples import example
 
+A = TypeVar("A")
 ADA, BOB = "U" + "A" * 55, "U" + "B" * 55
 _ASKED = wire.compose(Sender(ADA, "ada"), text="look")
 #: a task as the host tells it
@@ -25,6 +30,8 @@ TASK: Json = {
     "attempt": 1,
     "deadline": time.time() + 600,
     "asker": {"id": ADA, "name": "ada"},
+    "origin": "",
+    "origin_id": "",
     "text": "look",
     "parts": wire.document(_ASKED)["parts"],
     "message": wire.document(_ASKED),
@@ -34,14 +41,14 @@ TASK: Json = {
 
 
 class ScriptedHost:
-    """Answers `METHOD /path` with what the script says: JSON, or what a function answers, which may raise. `fails` are
-    raised first, in order. What is not in the script is answered with nothing."""
+    """Answers an operation with what the script says: JSON, or what a function answers, which may raise. `fails` are
+    raised first, in order. Fields that are not in the script have some value of their type."""
 
     patience = 10.0
 
     def __init__(self, *fails: Exception) -> None:
         self.fails = list(fails)
-        self.answers: dict[str, Json | Callable[[], Any]] = {f"POST /v1/tasks/{TASK['id']}/fail": {"state": "queued"}}
+        self.answers: dict[str, Json | Callable[[], Any]] = {"task fail": {"state": "queued"}}
         #: what was asked: the request, its body and its session
         self.asked: list[tuple[str, Any, str | None]] = []
         #: how many requests wait for an answer that never comes
@@ -53,23 +60,24 @@ class ScriptedHost:
 
     async def call(
         self,
-        method: str,
-        path: str,
-        body: Any = None,
+        request: Request[A],
         *,
         token: str | None = None,
-        query: Mapping[str, Any] | None = None,  # noqa: ARG002
+        op: str | None = None,  # noqa: ARG002
+        wait: float = 0.0,  # noqa: ARG002
         timeout: float | None = None,  # noqa: ARG002
-    ) -> Json:
-        self.asked.append((f"{method} {path}", body, token))
+    ) -> A:
+        operation = request.operation
+        self.asked.append((operation.name, msgspec.json.decode(msgspec.json.encode(request)), token))
         await asyncio.sleep(0)
         if self.fails:
             raise self.fails.pop(0)
-        answer = self.answers.get(f"{method} {path}", {})
+        answer = self.answers.get(operation.name, {})
         if callable(answer):
             found = answer()
             answer = await found if asyncio.iscoroutine(found) else found
-        return dict(answer)
+        whole = example(msgspec.inspect.type_info(operation.answer)) | dict(answer)
+        return msgspec.convert(whole, operation.answer)  # type: ignore[no-any-return]
 
     async def stream(self, token: str, after: int | None) -> AsyncIterator[ServerEvent]:  # noqa: ARG002
         if isinstance(self.events, Exception):

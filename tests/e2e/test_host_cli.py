@@ -32,7 +32,7 @@ from tidings.client.host_http import socket_path
 from tidings.client.host_session import VARIABLE, SessionFile, own_file
 from tidings.host import inbox as inbox_store
 from tidings.host import inbox as inbox_views
-from tidings.host import routes_mail
+from tidings.host import mail_handlers
 from tidings.host.daemon import PeerChecked, lock_path
 from tidings.host.schema import SCHEMA
 from tidings.util.database_snapshot import look
@@ -524,7 +524,7 @@ async def test_inbox_and_outbox_are_as_long_as_was_asked_for_whatever_the_host_t
             return [each["text"] for each in await mail(terminal, "--as", "bob", "-n", str(count), *words)]
 
         await eventually(arrived)
-        for change in (None, (inbox_cli, "PAGE", 2), (routes_mail, "PAGE_BYTES", 1)):
+        for change in (None, (inbox_cli, "PAGE", 2), (mail_handlers, "PAGE_BYTES", 1)):
             if change is not None:
                 monkeypatch.setattr(*change)
             assert (await shown(501), await shown(3)) == (texts, texts[-3:])

@@ -22,7 +22,7 @@ from daemons import ask, daemon_in, session_of
 from terminal import Terminal
 from tidings.client.host_endpoint import HostEndpoint
 from tidings.client.host_endpoint_tasks import SILENCE
-from tidings.host import routes_space
+from tidings.host import space_handlers
 from tidings.host.claims import Claims
 from tidings.host.daemon import Daemon
 from tidings.host.registry import Scope
@@ -162,7 +162,7 @@ async def test_a_refusal_is_the_same_sentence_and_exit_code_as_without_the_host(
 async def test_while_the_space_is_away_who_tells_whom_the_host_last_saw_and_the_others_say_that_they_cannot(
     terminal: Terminal, space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_space, "CONNECT_PATIENCE", 0.2)
+    monkeypatch.setattr(space_handlers, "CONNECT_PATIENCE", 0.2)
     async with lively(terminal, space) as (daemon, sent, _):
         await eventually(lambda: len(daemon.host.directories.of(space.info.id).known) == 2, what="it saw both")
         here = await facts(terminal, "who")

@@ -8,8 +8,8 @@ from coding_agents import CodingAgent, coding_here, hosted, peer
 from hosting import adopt, host_in, inbox_of
 from linking import OtherSpace, admit
 from terminal import Terminal
-from tidings.client.message_json import Json
-from tidings.host.serialise import mail
+from tidings.client.message_json import Json, to_json
+from tidings.host.inbox import inbox_message
 from tidings.mcp.ids import short
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
@@ -68,7 +68,7 @@ async def test_the_host_keeps_where_a_message_was_said_and_a_terminal_shows_it(
         await west.admit(space, west.say("kept"))
         (row,) = await eventually(lambda: inbox_of(host, scope))
     assert (row.sender_name, row.origin, row.origin_id, row.sender) == ("ada@west", "west", west.id, west.ada.id)
-    shown = mail(row, None, {})
+    shown = to_json(inbox_message(row, None, {}))
     assert (shown["origin"], shown["origin_id"]) == ("west", west.id)
     assert shown["from"] == {"id": west.ada.id, "name": "ada@west"}
     assert "#general ada@west: kept" in (await run(terminal, "inbox")).stdout

@@ -15,8 +15,8 @@ from typing import Any
 from tidings.client.connect import connect_directly, find_identity
 from tidings.client.connection_check import check_connection
 from tidings.client.endpoint import Endpoint
+from tidings.contract.host import SendRequest
 from tidings.host import inbox as inbox_views
-from tidings.host.compose import SendRequest
 from tidings.host.host import Host
 from tidings.host.inbox import Wanted
 from tidings.wire.message import new_id

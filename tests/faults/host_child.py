@@ -8,10 +8,10 @@ import asyncio
 import sys
 from pathlib import Path
 
+from tidings.contract.host import SendRequest
 from tidings.errors import TidingsError
 from tidings.host import inbox as inbox_views
 from tidings.host import outbox_views
-from tidings.host.compose import SendRequest
 from tidings.host.host import Host, Scope
 from tidings.host.inbox import Wanted
 from tidings.wire.message import new_id

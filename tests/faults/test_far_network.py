@@ -15,9 +15,9 @@ from foreign import bundle_of
 from hosting import Clock, adopt, has_texts, host_in, texts_of
 from tidings.admin.agents import AgentFile
 from tidings.client.connect import connect_directly
+from tidings.contract.host import SendRequest
 from tidings.errors import AuthRevoked, OutcomeUnknown, UnreachableError
 from tidings.host import agent_sessions
-from tidings.host.compose import SendRequest
 from tidings.nats import jwt
 from tidings.nats.address import moved
 from tidings.util.backoff import Backoff

@@ -18,7 +18,7 @@ import pytest
 from foreign import bundle_of, connect
 from hosting import adopt, has_texts, host_in
 from tidings.admin.agents import AgentFile
-from tidings.host.compose import SendRequest
+from tidings.contract.host import SendRequest
 from tidings.nats import jwt
 from tidings.wire.message import new_id
 from tidings_testing.processes import Child, child

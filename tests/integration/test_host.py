@@ -30,6 +30,7 @@ from tidings.client.interface import Joined
 from tidings.client.publishing import prepare_chat
 from tidings.client.session_lease import SessionLease
 from tidings.contract.core import Request
+from tidings.contract.host import LONGEST_AGE, SendRequest
 from tidings.errors import (
     AuthRevoked,
     DeniedError,
@@ -47,7 +48,6 @@ from tidings.host import agent_sessions, outbox_views, receiver
 from tidings.host import compose as composing
 from tidings.host import host as hosts
 from tidings.host import inbox as inbox_views
-from tidings.host.compose import SendRequest
 from tidings.host.inbox import Arrival, Bound, InboxRow
 from tidings.host.mailbox import LocalInbox, held_number, open_mailbox
 from tidings.nats.jetstream_api import NO_END
@@ -335,10 +335,10 @@ def test_nothing_is_tried_for_longer_than_the_space_remembers_what_it_had() -> N
     The log of a space is kept by size unless its people set an age, which the next test is about.
     """
     assert composing.DEFAULT_MAX_AGE < side_streams.RECEIPTS_KEPT
-    assert composing.LONGEST_AGE <= side_streams.RECEIPTS_KEPT
+    assert LONGEST_AGE <= side_streams.RECEIPTS_KEPT
     assert Space(op="", at="").keep_age is None
-    with pytest.raises(UsageError, match="at most 2592000"):
-        dm("too late", max_age=composing.LONGEST_AGE + 1)
+    with pytest.raises(UsageError, match="`max_age`: expected float <= 2592000"):
+        SendRequest.operation.decode({"agent": "bob", "text": "too late", "max_age": LONGEST_AGE + 1})
 
 
 async def test_what_the_space_forgot_is_stored_again_and_its_reader_has_it_once(

@@ -23,7 +23,7 @@ from tidings.admin.identity import Identity, local_identity
 from tidings.client.host_http import socket_path
 from tidings.client.host_session import is_proven, prove
 from tidings.errors import ConfigError, DeniedError, HostBusy, HostUnreachable, NoSession, TidingsError, UsageError
-from tidings.host import http_api, routes_mail, routes_operator, sessions
+from tidings.host import http_api, mail_handlers, operator_handlers, sessions
 from tidings.util.private_files import locked
 from tidings.util.private_sockets import connect
 from tidings.wire.signing import KeyPair
@@ -89,11 +89,11 @@ async def test_a_bundle_does_not_choose_where_the_host_writes(
     home, ada = pair.home.home, await local_identity(pair.home, "ada")
     path = bundle_of(ada, tmp_path / "bundle", space_id=space_id)
     async with daemon_in(home) as daemon:
-        nonce = (await ask(HostClient(home).call, "POST", "/v1/challenge", {}))["nonce"]
+        nonce = (await ask(HostClient(home).call, "session challenge"))["nonce"]
         signature = prove(ada.key, str(space_id), str(socket_path(home)), nonce)
         body = {"source": ["bundle", str(path)], "nonce": nonce, "signature": signature}
         with pytest.raises(UsageError, match="space id"):
-            await ask(HostClient(home).call, "POST", "/v1/sessions", body)
+            await ask(HostClient(home).call, "session open", body)
         assert daemon.host.scopes() == []
 
 
@@ -147,7 +147,7 @@ async def test_an_identity_that_is_exchanged_after_its_proof_is_not_adopted(
         bundle_of(bob, path)
         return is_proven(*facts)
 
-    monkeypatch.setattr(routes_operator, "is_proven", exchanged)
+    monkeypatch.setattr(operator_handlers, "is_proven", exchanged)
     async with daemon_in(home) as daemon:
         with suppress(TidingsError):
             await ask(opened, home, ada, ["bundle", str(bundle_of(ada, path))])
@@ -187,9 +187,9 @@ async def test_half_a_request_holds_a_connection_for_a_while_only(
     home = pair.home.home
     halves = (
         b"",
-        b"GET /v1/health HTTP/1.1\r\nHost",
-        b"POST /v1/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
-        b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\nGET /v1",
+        b"POST /v1/host/health HTTP/1.1\r\nHost",
+        b"POST /v1/session/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+        b"POST /v1/host/health HTTP/1.1\r\nHost: x\r\n\r\nPOST /v1",
     )
     async with daemon_in(home):
         with ExitStack() as held:
@@ -198,14 +198,13 @@ async def test_half_a_request_holds_a_connection_for_a_while_only(
                 one.sendall(halves[number % len(halves)])
             await eventually(lambda: ask(_answers, home), within=8, what="others are answered")
         token = (await session_of(pair, "ada", receive=True)).file.token
-        path = "/v1/inbox?wait=2"
-        status, found = await ask(raw, home, "GET", path, None, bearer(token))
+        status, found = await ask(raw, home, "POST", "/v1/inbox/list", b'{"wait": 2}', bearer(token))
         assert (status, found["messages"]) == (200, []), "who asked whole is answered however long that takes"
 
 
 def _answers(home: Path) -> bool:
     try:
-        return raw(home, "GET", "/v1/health")[0] == 200
+        return raw(home, "POST", "/v1/host/health")[0] == 200
     except (OSError, ValueError):
         return False
 
@@ -213,16 +212,17 @@ def _answers(home: Path) -> bool:
 async def test_no_agent_holds_all_connections_or_all_streams(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidings.host.daemon.MOST_CONNECTIONS", 24)
     monkeypatch.setattr(http_api, "MOST_AT_ONCE", 6, raising=False)
-    monkeypatch.setattr(routes_mail, "MOST_STREAMS", 8)
-    monkeypatch.setattr(routes_mail, "MOST_STREAMS_OF_ONE", 3, raising=False)
+    monkeypatch.setattr(mail_handlers, "MOST_STREAMS", 8)
+    monkeypatch.setattr(mail_handlers, "MOST_STREAMS_OF_ONE", 3, raising=False)
     home = pair.home.home
     async with daemon_in(home):
         ada, bob = await session_of(pair, "ada", receive=True), await session_of(pair, "bob", receive=True)
         with ExitStack() as held:
-            for path in ["/v1/inbox?wait=60"] * 24 + ["/v1/events"] * 10:
+            for asked, body in [("POST /v1/inbox/list", '{"wait": 60}')] * 24 + [("GET /v1/events", "")] * 10:
                 one = held.enter_context(connect(socket_path(home), 0.2))
-                asked = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ada.file.token}\r\n"
-                one.sendall(f"{asked}Connection: close\r\n\r\n".encode())
+                head = f"{asked} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ada.file.token}\r\n"
+                head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+                one.sendall(f"{head}Connection: close\r\n\r\n{body}".encode())
                 with suppress(TimeoutError):  # who is refused is so at once
                     await ask(one.recv, 100)
             await eventually(lambda: ask(_answers, home), within=8, what="others are answered")
@@ -237,8 +237,8 @@ async def test_no_agent_holds_all_connections_or_all_streams(pair: RealSpace, mo
 async def test_so_many_programs_follow_an_inbox_and_so_many_all_of_them_and_one_that_ends_makes_room(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_mail, "MOST_STREAMS", 3)
-    monkeypatch.setattr(routes_mail, "MOST_STREAMS_OF_ONE", 2)
+    monkeypatch.setattr(mail_handlers, "MOST_STREAMS", 3)
+    monkeypatch.setattr(mail_handlers, "MOST_STREAMS_OF_ONE", 2)
     async with daemon_in(pair.home.home) as daemon:
         ada, bob = await session_of(pair, "ada", receive=True), await session_of(pair, "bob", receive=True)
         ends = await session_of(pair, "ada", receive=True)
@@ -301,7 +301,7 @@ def _ask_for_challenges(home: Path, count: int) -> set[int]:
     codes = set()
     with closing(connection):
         for _ in range(count):
-            connection.request("POST", "/v1/challenge", b"{}", {"Content-Type": "application/json"})
+            connection.request("POST", "/v1/session/challenge", b"{}", {"Content-Type": "application/json"})
             response = connection.getresponse()
             response.read()
             codes.add(response.status)
@@ -329,11 +329,11 @@ async def test_sessions_of_programs_that_were_killed_make_room_for_new_ones(
             await ask(first.me)
 
 
-@pytest.mark.parametrize("query", ["limit=" + "9" * 5_000, "after=-1", "limit=1e3", "limit=501"])
-async def test_a_number_that_is_none_is_a_mistake_of_who_asks(pair: RealSpace, query: str) -> None:
+@pytest.mark.parametrize("fields", ['"limit": ' + "9" * 5_000, '"after": -1', '"limit": 1e3', '"limit": 501'])
+async def test_a_number_that_is_none_is_a_mistake_of_who_asks(pair: RealSpace, fields: str) -> None:
     async with daemon_in(pair.home.home):
-        token = (await session_of(pair, "ada")).file.token
-        status, said = await ask(raw, pair.home.home, "GET", f"/v1/inbox?{query}", None, bearer(token))
+        token, body = (await session_of(pair, "ada")).file.token, f"{{{fields}}}".encode()
+        status, said = await ask(raw, pair.home.home, "POST", "/v1/inbox/list", body, bearer(token))
         assert (status, said["error"]["code"]) == (400, UsageError.code)
 
 

@@ -29,6 +29,7 @@ from tidings.cli.context import Context
 from tidings.cli.host import look
 from tidings.cli.main import main
 from tidings.client.host_http import socket_path
+from tidings.contract.host import MarkReadRequest
 from tidings.errors import (
     ConflictError,
     HostRuns,
@@ -39,14 +40,14 @@ from tidings.errors import (
     StoreError,
     StoreFull,
     StoreReadOnly,
+    TidingsError,
     TooLarge,
     UnknownMessage,
     UsageError,
 )
-from tidings.host import http_api, outbox_views, routes_mail, serialise, sessions
+from tidings.host import http_api, mail_handlers, outbox_views, sessions
 from tidings.host import inbox as inbox_views
 from tidings.host.daemon import Daemon
-from tidings.host.http_api import MAX_BODY
 from tidings.host.registry import Scope
 from tidings.util.database import Database
 from tidings.util.private_sockets import connect
@@ -67,7 +68,7 @@ async def test_what_a_request_may_not_be_is_refused_with_a_sentence_and_nothing_
         ada = await session_of(pair, "ada")
         token = ada.file.token
         good = json.dumps({"channel": "general", "text": "hello"}).encode()
-        for path in ("/v1/health", "/v1/send", "/v1/nowhere"):
+        for path in ("/v1/host/health", "/v1/message/send", "/v1/nowhere"):
             said = await refused(home, 403, "denied", "POST", path, good, bearer(token, Origin="http://localhost"))
             assert "Origin" in said
             said = await refused(home, 400, "usage", "GET", f"{path}?token={token}")
@@ -78,23 +79,32 @@ async def test_what_a_request_may_not_be_is_refused_with_a_sentence_and_nothing_
             (b"{", "application/json", "strict JSON"),
             (b'{"channel": "general", "channel": "x", "text": "twice"}', "application/json", "strict JSON"),
             (b'{"channel": "general", "text": NaN}', "application/json", "strict JSON"),
-            (b"[1]", "application/json", "cannot be sent"),
+            (b"[1]", "application/json", "must be a JSON object"),
             (b"\xff\xfe", "application/json", "strict JSON"),
             (b'{"channel": "general", "text": "x", "as": "bob"}', "application/json", "as"),
             (b'{"text": "to nobody"}', "application/json", "exactly one of"),
         ):
             headers = bearer(token) | {"Content-Type": kind}
-            assert words in await refused(home, 400, "usage", "POST", "/v1/send", body, headers), body
-        for path in ("/v1/inbox?limit=-1", "/v1/inbox?after=x", "/v1/inbox?unread=maybe", "/v1/inbox?kind=both"):
-            await refused(home, 400, "usage", "GET", path, None, bearer(token))
-        for path in ("/v1/outbox?state=lost", "/v1/outbox?limit=999999999999", "/v1/inbox?wait=nan"):
-            await refused(home, 400, "usage", "GET", path, None, bearer(token))
+            assert words in await refused(home, 400, "usage", "POST", "/v1/message/send", body, headers), body
+        for body in (
+            b'{"limit": -1}',
+            b'{"after": "x"}',
+            b'{"unread": "maybe"}',
+            b'{"kind": "both"}',
+            b'{"wait": NaN}',
+        ):
+            await refused(home, 400, "usage", "POST", "/v1/inbox/list", body, bearer(token))
+        for body in (b'{"states": ["lost"]}', b'{"limit": 999999999999}'):
+            await refused(home, 400, "usage", "POST", "/v1/outbox/list", body, bearer(token))
+        said = await refused(home, 400, "usage", "POST", "/v1/inbox/list?limit=1", b"{}", bearer(token))
+        assert "as a JSON object in the body" in said
         await refused(home, 400, "usage", "GET", "/v1/events", None, bearer(token, **{"Last-Event-ID": "first"}))
         for rows in ('{"rows": ["1"]}', '{"rows": [0]}', '{"rows": [99999999999999999999]}', '{"row": [1]}'):
             await refused(home, 400, "usage", "POST", "/v1/inbox/read", rows.encode(), bearer(token))
         await refused(home, 404, "usage", "GET", "/v1/nowhere", None, bearer(token))
-        await refused(home, 405, "usage", "PUT", "/v1/send", good, bearer(token))
-        await refused(home, 404, "unknown_message", "GET", f"/v1/outbox/{new_id()}", None, bearer(token))
+        await refused(home, 405, "usage", "PUT", "/v1/message/send", good, bearer(token))
+        unknown = json.dumps({"id": new_id()}).encode()
+        await refused(home, 404, "unknown_message", "POST", "/v1/outbox/show", unknown, bearer(token))
         assert await daemon.host.outbox.read(outbox_views.counts) == {}
 
 
@@ -103,10 +113,11 @@ async def test_a_body_beyond_the_limit_is_refused_before_it_is_held(pair: RealSp
     async with daemon_in(home):
         ada = await session_of(pair, "ada")
         headers = bearer(ada.file.token)
-        huge = b'{"rows": [' + b"1," * MAX_BODY + b"1]}"
-        assert "at most" in await refused(home, 413, "too_large", "POST", "/v1/inbox/read", huge, headers)
+        huge = b'{"rows": [' + b"1," * MarkReadRequest.operation.limit + b"1]}"
+        said = await refused(home, 413, "too_large", "POST", "/v1/inbox/read", huge, headers)
+        assert "more than 524,288 bytes; its largest field is `rows`" in said
         lying = headers | {"Content-Length": str(2**40)}
-        assert "at most" in await refused(home, 413, "too_large", "POST", "/v1/inbox/read", b"{", lying)
+        assert "more than" in await refused(home, 413, "too_large", "POST", "/v1/inbox/read", b"{", lying)
         status = await ask(endless, home, ada.file.token)
         assert status.startswith(b"HTTP/1.1 413")
         with pytest.raises(TooLarge):
@@ -231,7 +242,7 @@ async def test_a_stream_goes_on_across_reconnects_and_restarts_without_a_gap_or_
 
 async def test_mail_is_opened_for_a_stream_beside_the_loop(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
-    mail = serialise.mail
+    mail = inbox_views.inbox_message
 
     def noted(*asked: Any) -> Any:
         opened.append(threading.get_ident())
@@ -241,7 +252,7 @@ async def test_mail_is_opened_for_a_stream_beside_the_loop(pair: RealSpace, monk
         ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
         await ask(ada.send, agent="bob", text="sealed", wait=10)
         assert await ask(bob.inbox, wait=10)
-        monkeypatch.setattr(serialise, "mail", noted)
+        monkeypatch.setattr(inbox_views, "inbox_message", noted)
         follower = Follower(bob, 0)
         await eventually(lambda: follower.texts == ["sealed"], what="it is streamed")
         follower.leave()
@@ -252,7 +263,7 @@ async def test_mail_is_opened_for_a_stream_beside_the_loop(pair: RealSpace, monk
 async def test_streams_that_begin_together_are_counted_before_there_is_room_for_all(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_mail, "MOST_STREAMS_OF_ONE", 1)
+    monkeypatch.setattr(mail_handlers, "MOST_STREAMS_OF_ONE", 1)
     async with daemon_in(pair.home.home) as daemon:
         bob, begun, go_on = await session_of(pair, "bob", receive=True), list[str](), asyncio.Event()
         read = daemon.host.inbox.read
@@ -291,7 +302,7 @@ async def test_messages_that_come_while_a_stream_begins_are_streamed_once(pair: 
 async def test_a_reader_that_takes_nothing_is_cut_and_holds_nobody_up(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_mail, "SLOWEST", 0.5)
+    monkeypatch.setattr(mail_handlers, "SLOWEST", 0.5)
     home = pair.home.home
     async with daemon_in(home) as daemon:
         ada, bob = await session_of(pair, "ada"), await session_of(pair, "bob", receive=True)
@@ -331,7 +342,7 @@ def drained(connection: socket.socket) -> bytes:
 async def test_an_idle_stream_says_that_it_lives_and_that_the_space_went_away(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes_mail, "KEEPALIVE", 0.1)
+    monkeypatch.setattr(mail_handlers, "KEEPALIVE", 0.1)
     async with daemon_in(pair.home.home):
         bob = await session_of(pair, "bob", receive=True)
         follower = Follower(bob, None)
@@ -353,12 +364,12 @@ async def test_an_answer_that_was_lost_leads_to_the_same_message_not_to_another(
         ada = await session_of(pair, "ada")
         answered, lost = HostClient._response, 0
 
-        def losing(self: HostClient, connection: Any, method: str, path: str) -> tuple[int, bytes]:
+        def losing(self: HostClient, connection: Any, operation: str) -> tuple[int, bytes]:
             nonlocal lost
-            found = answered(self, connection, method, path)
-            if method == "POST" and lost > 0:
+            found = answered(self, connection, operation)
+            if lost > 0:
                 lost -= 1
-                raise self._unknown(method, path, TimeoutError())
+                raise self._unknown(operation, TimeoutError())
             return found
 
         monkeypatch.setattr(HostClient, "_response", losing)
@@ -451,16 +462,16 @@ async def test_a_session_that_ends_while_it_waits_for_a_task_is_in_nobodys_way(s
         assert (task["id"], task["attempt"]) == (asked.id, 1)
 
 
-def left_waiting(home: Path, session: Session, method: str, path: str, body: bytes = b"") -> socket.socket:
+def left_waiting(home: Path, session: Session, path: str, body: bytes) -> socket.socket:
     """A request as it is made, by a program that can be gone before it is answered."""
     connection = connect(socket_path(home), 10)
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {session.file.token}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {session.file.token}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
 
 
-CLAIM = ("POST", "/v1/tasks/claim", b'{"role": "reviewer", "wait": 60}')
+CLAIM = ("/v1/task/claim", b'{"role": "reviewer", "wait": 60}')
 
 
 @pytest.mark.parametrize("next_worker", ["bob", "eve"])
@@ -510,7 +521,7 @@ async def test_a_task_that_came_for_a_program_that_was_gone_is_given_back(
 
         with monkeypatch.context() as patched:
             patched.setattr(claims, "claim", too_late)
-            patched.setattr(http_api.Scoped, "_program_left", lambda _: asyncio.Event().wait())
+            patched.setattr(http_api.SessionCaller, "_program_left", lambda _: asyncio.Event().wait())
             asked = await ask(ada.send, role="reviewer", text="is it right?", wait=10)
             waiting = await ask(left_waiting, home, bob, *CLAIM)
             async with asyncio.timeout(10):
@@ -547,14 +558,17 @@ async def test_a_task_is_taken_over_whoever_waits_for_it(space: RealSpace) -> No
         assert (await ask(ada.task, asked.id, wait=10))["text"] == "it is"
 
 
-@pytest.mark.parametrize("path", ["/v1/inbox?wait=60&unread=1", "/v1/receipts/{id}?stage=read&wait=60"])
-async def test_a_question_of_a_program_that_left_is_over(pair: RealSpace, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "fields"), [("/v1/inbox/list", {"unread": True}), ("/v1/message/receipt", {"id": None, "stage": "read"})]
+)
+async def test_a_question_of_a_program_that_left_is_over(pair: RealSpace, path: str, fields: dict[str, Any]) -> None:
     async with daemon_in(pair.home.home) as daemon:
         ada = await session_of(pair, "ada", receive=True)
         desk = daemon.app
         assert desk is not None
         sent = await ask(ada.send, agent="bob", text="unread", wait=10)
-        waiting = await ask(left_waiting, pair.home.home, ada, "GET", path.format(id=sent.id))
+        body = fields | {"wait": 60} | ({"id": sent.id} if "id" in fields else {})
+        waiting = await ask(left_waiting, pair.home.home, ada, path, json.dumps(body).encode())
         await eventually(lambda: desk.asking.total() == 1, what="it waits")
         waiting.close()
         await eventually(lambda: desk.asking.total() == 0, within=5, what="nobody waits")
@@ -581,6 +595,37 @@ async def test_a_task_that_was_being_settled_when_the_host_stopped_may_be_settle
         with pytest.raises(OutcomeUnknown, match=f"{asked.id} may be settled or not.*claim a task of reviewer again"):
             await settling
     await space.start_steward()
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields", "error"),
+    [
+        ("channel set", {"channel": "general", "description": "talk"}, OutcomeUnknown),
+        ("channel list", {}, HostUnreachable),
+    ],
+)
+async def test_a_forwarded_request_is_in_doubt_when_the_host_stops_only_if_it_changes_something(
+    pair: RealSpace,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    fields: dict[str, Any],
+    error: type[TidingsError],
+) -> None:
+    async with daemon_in(pair.home.home) as daemon:
+        ada, reached = await session_of(pair, "ada"), asyncio.Event()
+        await eventually(lambda: daemon.host.health()[0].state == "open")
+
+        async def hang(*_: Any, **__: Any) -> Any:
+            reached.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(daemon.host.endpoint(daemon.host.scopes()[0]), "call", hang)
+        forwarding = asyncio.create_task(ask(ada.control, *operation.split(), **fields))
+        async with asyncio.timeout(10):
+            await reached.wait()
+        daemon.stopping.set()
+        with pytest.raises(error, match="ask again"):
+            await forwarding
 
 
 async def test_a_request_that_was_cut_off_while_the_host_stopped_may_be_done_or_not(
@@ -612,12 +657,12 @@ async def test_the_host_stops_in_bounded_time_whatever_its_clients_do(pair: Real
         follower = Follower(bob, 0)
         waiting = asyncio.create_task(ask(bob.inbox, search="nothing like that", wait=50))
         with stuck_reader(home, bob.file.token), connect(socket_path(home), 10) as half:
-            half.sendall(b"POST /v1/send HTTP/1.1\r\nContent-Length: 1000\r\n")
+            half.sendall(b"POST /v1/message/send HTTP/1.1\r\nContent-Length: 1000\r\n")
             for number in range(20):
                 await ask(ada.send, agent="bob", text=f"{number}" * 50_000)
             await eventually(lambda: daemon.app is not None and daemon.app.streams >= 2)
             begun = time.monotonic()
-            assert (await ask(ada.client.stop))["stopping"]
+            assert (await ask(ada.client.stop))["pid"] == os.getpid()
             await eventually(lambda: not socket_path(home).exists(), within=2, what="the socket is gone first")
             await eventually(lambda: daemon.host.database._closed, within=15, what="it is closed")
             assert time.monotonic() - begun < 12
@@ -872,25 +917,23 @@ async def test_what_could_not_be_opened_is_shown_to_its_recipient_alone_with_the
         assert await ask(bob.inbox) == []
 
 
-async def test_parameters_and_operations_that_the_host_does_not_know_are_refused_with_those_it_does(
-    pair: RealSpace,
-) -> None:
+async def test_operations_that_the_host_does_not_know_and_their_fields_are_refused(pair: RealSpace) -> None:
     async with daemon_in(pair.home.home):
         ada = await session_of(pair, "ada")
         token = bearer(ada.file.token)
-        asked: list[tuple[str, str, bytes | None, str]] = [
-            ("GET", "/v1/history?chanel=general", None, "has no parameter chanel; it has channel, limit, before"),
-            ("GET", "/v1/who?colour=red", None, "has no parameter colour; it has none"),
-            ("POST", "/v1/control/session/take", b"{}", "does not pass on session/take: it does member/list"),
-            ("POST", "/v1/control/access/get", b"{}", "does not pass on access/get"),
-            ("POST", "/v1/control/admin/revoke", b"{}", "does not pass on admin/revoke"),
-            ("POST", "/v1/control/channel/info", b'{"chanel": "general"}', "unknown field 'chanel'; it has channel"),
-            ("POST", "/v1/control/channel/info", b'{"op": 7}', "`op` is the id of an operation"),
-            ("POST", "/v1/join", b'{"chanel": "general"}', "unknown field `chanel`; it has channel"),
-            ("POST", "/v1/send", b'{"chanel": "general"}', "unknown field `chanel`; a request has channel, agent"),
+        asked = [
+            (404, "session/take", b"{}", "the host has no '/v1/session/take'"),
+            (404, "access/get", b"{}", "the host has no '/v1/access/get'"),
+            (404, "admin/revoke", b"{}", "the host has no '/v1/admin/revoke'"),
+            (400, "agent/list", b'{"colour": "red"}', "unknown field 'colour'; it has no fields"),
+            (400, "channel/info", b'{"chanel": "general"}', "unknown field 'chanel'; it has channel"),
+            (400, "channel/info", b'{"op": 7}', "`op`: expected str"),
+            (400, "channel/join", b'{"op": "op-12345", "channel": "general"}', "unknown field 'op'"),
+            (400, "channel/join", b'{"chanel": "general"}', "unknown field 'chanel'; it has channel"),
+            (400, "message/send", b'{"chanel": "general"}', "unknown field 'chanel'; it has channel, agent"),
         ]
-        for method, path, body, words in asked:
-            status, answer = await ask(raw, pair.home.home, method, path, body, token)
-            assert (status, words in answer["error"]["message"]) == (400, True), answer
-        status, answer = await ask(raw, pair.home.home, "POST", "/v1/control/member/list", b"{}", token)
+        for wanted, path, body, words in asked:
+            status, answer = await ask(raw, pair.home.home, "POST", f"/v1/{path}", body, token)
+            assert (status, words in answer["error"]["message"]) == (wanted, True), answer
+        status, answer = await ask(raw, pair.home.home, "POST", "/v1/member/list", b"{}", token)
         assert (status, answer["memberships"]) == (200, [])

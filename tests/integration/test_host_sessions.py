@@ -21,6 +21,7 @@ from tidings.admin.identity import local_identity
 from tidings.client import host_http
 from tidings.client.host_http import socket_path
 from tidings.client.host_session import SessionFile, prove
+from tidings.contract.catalogue import SERVED
 from tidings.errors import (
     ConfigError,
     DeniedError,
@@ -31,31 +32,14 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.host import inbox as inbox_views
-from tidings.host import routes_mail, routes_operator, routes_space
 from tidings.host.daemon import Daemon, HostServer, PeerChecked, is_ours
+from tidings.host.http_api import EVENTS
 from tidings.util.private_sockets import peer_uid
-from tidings.wire.message import new_id
 from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 
 MONTH = 31 * 86_400.0
-#: what a program may ask without a session
-OPEN = {
-    ("GET", "/v1/health"),
-    ("GET", "/v1/status"),
-    ("POST", "/v1/challenge"),
-    ("POST", "/v1/sessions"),
-    ("POST", "/v1/stop"),
-    ("POST", "/v1/spaces/{space}/pause"),
-    ("POST", "/v1/spaces/{space}/resume"),
-}
-ROUTES = [
-    (method, route.path)
-    for module in (routes_operator, routes_mail, routes_space)
-    for route in module.ROUTES
-    for method in sorted((route.methods or set()) - {"HEAD"})
-]
 
 
 def texts(messages: list[dict[str, Any]]) -> list[str]:
@@ -136,15 +120,14 @@ async def test_no_route_of_an_agent_answers_without_a_token_or_with_one_that_is_
         await ask(ended.end)
         old = await session_of(pair, "ada")
         good = {"Authorization": f"Bearer {ada.file.token}"}
-        assert (await ask(raw, home, "GET", "/v1/inbox", None, good))[0] == 200
+        assert (await ask(raw, home, "POST", "/v1/inbox/list", None, good))[0] == 200
         tokens = {"none": "", "foreign": KeyPair.generate().id, "ended": ended.file.token, "half": ada.file.token[:-1]}
-        asked = [(method, path) for method, path in ROUTES if (method, path) not in OPEN]
-        assert len(asked) > 20
-        for method, path in asked:
-            address = path.replace("{id}", new_id())
+        asked = [("POST", path) for path, operation in SERVED.items() if operation.caller != "user"]
+        assert len(asked) > 40
+        for method, path in [*asked, ("GET", EVENTS)]:
             for name, token in tokens.items():
                 headers = bearer(token) if token else {"Content-Type": "application/json"}
-                status, said = await ask(raw, home, method, address, b"{}" if method == "POST" else None, headers)
+                status, said = await ask(raw, home, method, path, b"{}" if method == "POST" else None, headers)
                 assert (status, said["error"]["code"]) == (401, "no_session"), (method, path, name)
         later = daemon.host.database.clock() + MONTH
         daemon.host.database.clock = lambda: later
@@ -164,11 +147,11 @@ async def test_a_session_needs_the_key_of_its_agent_and_a_fresh_challenge(
         client = HostClient(home)
 
         async def opened(**changed: Any) -> dict[str, Any]:
-            nonce = changed.pop("nonce", None) or (await ask(client.call, "POST", "/v1/challenge", {}))["nonce"]
+            nonce = changed.pop("nonce", None) or (await ask(client.call, "session challenge"))["nonce"]
             key, space_id = changed.pop("key", ada.key), changed.pop("space_id", ada.space_id)
             signature = prove(key, space_id, changed.pop("socket", place), nonce)
             body = {"source": source, "agent": ada.id, "nonce": nonce, "signature": signature, **changed}
-            return await ask(client.call, "POST", "/v1/sessions", body)
+            return await ask(client.call, "session open", body)
 
         mallory = KeyPair.generate()
         forged: list[dict[str, Any]] = [
@@ -186,7 +169,7 @@ async def test_a_session_needs_the_key_of_its_agent_and_a_fresh_challenge(
                 await opened(**change)
         with pytest.raises(NoSession, match="challenge"):
             await opened(nonce="never given out")
-        nonce = (await ask(client.call, "POST", "/v1/challenge", {}))["nonce"]
+        nonce = (await ask(client.call, "session challenge"))["nonce"]
         with pytest.raises(UsageError, match="no credential for agent nobody"):
             await opened(nonce=nonce, source=["home", str(home), "main", "nobody"])
         with pytest.raises(NoSession, match="challenge"):
@@ -196,7 +179,7 @@ async def test_a_session_needs_the_key_of_its_agent_and_a_fresh_challenge(
         with pytest.raises(UsageError):
             await opened(source=["home"])
         assert daemon.host.scopes() == [], "whoever proved nothing changed nothing"
-        late = (await ask(client.call, "POST", "/v1/challenge", {}))["nonce"]
+        late = (await ask(client.call, "session challenge"))["nonce"]
         with monkeypatch.context() as later:
             later.setattr(daemon_challenges(daemon), "_clock", lambda: time.monotonic() + 31)
             with pytest.raises(NoSession, match="challenge"):
@@ -214,8 +197,8 @@ async def test_another_user_is_refused_before_a_request_is_read(pair: RealSpace)
         admits = staticmethod(lambda peer: peer is not None and peer_uid(peer) == os.geteuid() + 1)
 
     async with daemon_in(pair.home.home, SomebodyElses) as daemon:
-        for method, path in ROUTES:
-            status, said = await ask(raw, pair.home.home, method, path)
+        for path in SERVED:
+            status, said = await ask(raw, pair.home.home, "POST", path)
             assert (status, said["error"]["code"]) == (403, "denied")
         with pytest.raises(DeniedError, match="belongs to another user"):
             await ask(HostClient(pair.home.home).stop)
@@ -241,7 +224,7 @@ async def test_who_cannot_be_named_is_nobody(monkeypatch: pytest.MonkeyPatch) ->
         serving = asyncio.create_task(HostServer(app, stopping).serve(sockets=[listener]))
         with socket.create_connection(listener.getsockname(), timeout=10) as tcp:
             assert peer_uid(tcp) != os.geteuid()
-            tcp.sendall(b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+            tcp.sendall(b"POST /v1/host/health HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await ask(tcp.recv, 4096)).startswith(b"HTTP/1.1 403 ")
         stopping.set()
         async with asyncio.timeout(10):
@@ -341,7 +324,7 @@ async def test_a_client_that_speaks_to_another_host_or_another_version_is_told_s
         assert client.mismatch is None
         client.version = "9.9"
         assert "the host runs Tidings 9.9 and this is" in str(client.mismatch)
-        monkeypatch.setattr(routes_operator, "API", 2)
+        monkeypatch.setattr("tidings.contract.host.API", 2)
         with pytest.raises(ConfigError, match=r"speaks version 2, this is .* and speaks 1"):
             await ask(HostClient.find, pair.home.home)
     assert HostClient.find(pair.home.home) is None

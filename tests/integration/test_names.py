@@ -10,10 +10,10 @@ from hosting import adopt, host_in, inbox_of
 from tidings.admin.agents import AgentFile
 from tidings.admin.identity import ensure_agent
 from tidings.client.connect import connect_directly
-from tidings.client.message_json import job_json
+from tidings.client.message_json import job_json, to_json
 from tidings.contract.admin import GrantRequest
 from tidings.errors import ConflictError, InvalidName, NameTaken
-from tidings.host import serialise
+from tidings.host.inbox import inbox_message
 from tidings.host.mailbox import open_mailbox
 from tidings.wire import signing
 from tidings.wire.message import Mention, Sender, compose
@@ -78,12 +78,12 @@ async def test_the_inbox_of_the_host_keeps_the_name_of_the_record_and_tells_the_
         await eventually(lambda: inbox_of(host, scope))
         (row,) = await inbox_of(host, scope)
         assert row.sender_name == "mal"
-        facts = serialise.mail(row, None, host.names(scope))
+        facts = to_json(inbox_message(row, None, host.names(scope)))
         assert facts["from"] == {"id": mal.id, "name": "mal", "claims": "root"}
         assert facts["mentions"] == ["bob", "mal", f"{stranger[:10]}…"], "the names of ids, not the sender's"
     source = ("home", str(space.home.home), space.home.name, "bob")
     async with open_mailbox(space.home.home, source) as mailbox:
-        assert serialise.mail(row, None, await mailbox.names())["mentions"] == facts["mentions"], "without a host, too"
+        assert inbox_message(row, None, await mailbox.names()).mentions == facts["mentions"], "without a host, too"
 
 
 async def test_whoever_is_revoked_keeps_its_name_in_what_it_said_and_a_new_agent_has_one_at_once(

@@ -35,7 +35,7 @@ def example(kind: types.Type) -> Any:
 
 
 SIMPLE: dict[type[types.Type], Any] = {
-    types.StrType: "general-1",
+    types.StrType: "facade-1",
     types.BytesType: "",
     types.BoolType: True,
     types.FloatType: 1.5,

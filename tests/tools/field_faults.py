@@ -102,8 +102,8 @@ def oversize_requests(operation: Operation) -> Iterator[FieldFault]:
     valid = whole(operation)
     for name, field in operation.fields.items():
         if not accepted_kinds(field.type).isdisjoint({"string", "array", "object"}):
-            named = f"{operation.service}: the request has "
-            yield FieldFault("oversize", {**valid, name: "x" * MAX_REQUEST}, named)
+            named = f": the request has more than {operation.limit:,} bytes; its largest field is `{name}`"
+            yield FieldFault("oversize", {**valid, name: "x" * operation.limit}, named)
 
 
 def _places(path: Path, kind: types.Type) -> Iterator[_Place]:

@@ -113,13 +113,16 @@ def _answering(home: Path) -> int | None:
 
 async def _status(home: Path) -> tuple[dict[str, Any], str | None] | None:
     """What the host says of itself, and whether it is of another release; None if it does not answer."""
+    from msgspec import to_builtins
+
     from tidings.client.host_http import HostClient
+    from tidings.contract.host import HostStatusRequest
 
     host = await HostClient.find(home)
     if host is None:
         return None
     try:
-        return await host.status(), host.mismatch
+        return to_builtins(await host.call(HostStatusRequest())), host.mismatch
     finally:
         host.close()
 

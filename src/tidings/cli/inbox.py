@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import to_builtins
 from typer import Argument, Option
 
 from tidings.cli import completion, output
@@ -166,8 +167,7 @@ async def _show_unread(ctx: Context, channel: str | None, wait: float, count: in
 
 async def _as_it_comes(ctx: Context, mailbox: LocalInbox, channel: str | None, wait: float | None, count: int) -> int:
     """`wait`: seconds for the first, None to show only what is there. What was shown is marked, one by one."""
-    from tidings.host import serialise as showing
-    from tidings.host.inbox import Wanted
+    from tidings.host.inbox import Wanted, inbox_message
     from tidings.host.mailbox import is_wanted
 
     clock = asyncio.get_running_loop().time
@@ -177,7 +177,7 @@ async def _as_it_comes(ctx: Context, mailbox: LocalInbox, channel: str | None, w
         rows = await mailbox.listed(wanted)
         names = await mailbox.names() if rows else {}
         for row in rows:
-            _show(ctx, showing.mail(row, mailbox.identity.key, names))
+            _show(ctx, to_builtins(inbox_message(row, mailbox.identity.key, names)))
             await mailbox.mark_read([row.row])
             shown, after, quiet = shown + 1, row.row, clock() + QUIET
         # something was shown: the rest is soon here, once every channel was asked
@@ -191,7 +191,6 @@ async def _as_it_comes(ctx: Context, mailbox: LocalInbox, channel: str | None, w
 def _from_file(ctx: Context, channel: str | None, count: int) -> int:
     """What is unread in a file that somebody else has open, as it is."""
     from tidings.host import inbox as store
-    from tidings.host import serialise
     from tidings.host.directory import names_in
     from tidings.host.schema import SCHEMA
     from tidings.util.database_snapshot import look
@@ -202,7 +201,7 @@ def _from_file(ctx: Context, channel: str | None, count: int) -> int:
     file = ctx.home.home / "host.db"
     rows, names = look(file, SCHEMA, lambda c: (store.listed(c, *mine, wanted), names_in(c, mine[0])))
     for row in rows:
-        _show(ctx, serialise.mail(row, key, names | {key.id: ctx.agent}))
+        _show(ctx, to_builtins(store.inbox_message(row, key, names | {key.id: ctx.agent})))
     return len(rows)
 
 
@@ -336,7 +335,6 @@ async def _all_aside(agent: HostEndpoint) -> list[Message]:
 
 def _aside_in_file(ctx: Context) -> list[Message]:
     from tidings.host import inbox as store
-    from tidings.host import serialise
     from tidings.host.schema import SCHEMA
     from tidings.util.database_snapshot import look
 
@@ -348,7 +346,7 @@ def _aside_in_file(ctx: Context) -> list[Message]:
 
     while more := look(ctx.home.home / "host.db", SCHEMA, page):
         found += more
-    return [serialise.aside(each) for each in found]
+    return [to_builtins(store.quarantined_mail(each)) for each in found]
 
 
 def _in_file(ctx: Context, change: Callable[[LocalInbox], Awaitable[int]]) -> int:

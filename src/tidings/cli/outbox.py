@@ -11,6 +11,7 @@ from tidings.cli.completion import among
 from tidings.cli.connection import act_at_host, ask_host, outbox_in_file
 from tidings.cli.context import AgentContext, Context, CountOption, Group, SpaceContext, countable
 from tidings.cli.talk import printable
+from tidings.contract.host import PauseSpaceRequest, ResumeSpaceRequest, SpacePausedAnswer
 from tidings.errors import UsageError
 
 app = Group(help="What was handed to the host: list, show, send again, cancel, hold back.")
@@ -117,7 +118,8 @@ def pause(ctx: SpaceContext, reason: Annotated[str | None, Option(help="Why, for
       tidings outbox pause
       tidings outbox pause --space lab --reason 'on a plane'
     """
-    _show_held(ctx, ask_host(ctx.home.home, lambda host: host.pause(ctx.home.name, reason)))
+    request = PauseSpaceRequest(ctx.home.name, **({"reason": reason} if reason else {}))
+    _show_held(ctx, ask_host(ctx.home.home, lambda host: host.call(request)))
 
 
 @app.command("resume")
@@ -127,10 +129,10 @@ def resume(ctx: SpaceContext) -> None:
     Example:
       tidings outbox resume --space lab
     """
-    _show_held(ctx, ask_host(ctx.home.home, lambda host: host.resume(ctx.home.name)))
+    _show_held(ctx, ask_host(ctx.home.home, lambda host: host.call(ResumeSpaceRequest(ctx.home.name))))
 
 
-def _show_held(ctx: Context, answer: dict[str, Any]) -> None:
+def _show_held(ctx: Context, answer: SpacePausedAnswer) -> None:
     ctx.end_if_json(answer)
-    output.say(f"the outbox of {ctx.home.name} {'is held back' if answer['paused'] else 'leaves again'}")
-    output.hint("tidings outbox resume" if answer["paused"] else "tidings outbox list")
+    output.say(f"the outbox of {ctx.home.name} {'is held back' if answer.paused else 'leaves again'}")
+    output.hint("tidings outbox resume" if answer.paused else "tidings outbox list")

@@ -15,7 +15,8 @@ from tidings.cli.completion import among
 from tidings.cli.connection import IdOption, act, act_at_host, chosen_id, show_receipt
 from tidings.cli.context import AgentArgument, AgentContext, DirectContext, PriorityOption, TextArgument, duration
 from tidings.cli.talk import ReplyOption, checked_priority, checked_reply, printable, spoken
-from tidings.contract.mail import HostTrace, TraceAnswer, TracedReceipt, TracedRecord
+from tidings.contract.host import HostTrace
+from tidings.contract.mail import TraceAnswer, TracedReceipt, TracedRecord
 from tidings.errors import TidingsError, UnreachableError, UsageError
 from tidings.wire.states import READER_STAGES, ReceiptStage
 
@@ -138,7 +139,7 @@ def trace(
     found = act(ctx, lambda agent: agent.trace(message))
     row = found.outbox if isinstance(found, HostTrace) else None
     if row and not (found.stored or found.receipts):
-        output.say(f"note: it is {row['state']} in the outbox of the host: `tidings outbox show {message}`")
+        output.say(f"note: it is {row.state} in the outbox of the host: `tidings outbox show {message}`")
     ctx.end_if_json(TraceAnswer(found.id, found.stored, found.receipts, found.names))
     if found.stored or found.receipts:
         for line in life_of(found):

@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import msgspec
+from msgspec.structs import asdict
 
 from tidings.client.host_endpoint_tasks import EARLY_PAUSE, LONG_POLL, HostTasks
-from tidings.client.host_http import HostClient, Json, ServerEvent, path_part
+from tidings.client.host_http import HostClient, Json, ServerEvent, json_value
 from tidings.client.host_session import SessionFile, SessionSource
 from tidings.client.incoming import Events, Inbox, Incoming, Past
 from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left, Receipt
-from tidings.client.message_json import read_message
+from tidings.client.message_json import read_message, to_json
 from tidings.client.notices import Notice
 from tidings.client.redelivery import Retry
 from tidings.client.tasks import Job, TaskResult, TaskTicket
+from tidings.contract import host as contract
 from tidings.contract.core import Request
-from tidings.contract.mail import HostTrace
+from tidings.contract.host import HostTrace
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConnectionLost,
@@ -47,15 +48,15 @@ from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
 from tidings.wire.message import check_list, new_id, write_parts
 from tidings.wire.names import unmarked
-from tidings.wire.roster import Agent, Status
+from tidings.wire.roster import Status
 from tidings.wire.states import ReceiptStage
 
+A = TypeVar("A")
 #: messages of a page of the inbox, and of a channel's past
-PAGE, HISTORY_PAGE = 500, 200
+PAGE, HISTORY_PAGE = contract.MAX_ROWS, contract.MAX_HISTORY
 RETRY = Backoff(0.1, 2.0)
 #: seconds for what a program was done with to reach the host when it closes
 CLOSE_PATIENCE = 2.0
-A = TypeVar("A")
 
 
 class HostEndpoint(AgentInterface):
@@ -144,8 +145,7 @@ class HostEndpoint(AgentInterface):
     async def end_session(self) -> bool:
         """Its token is worth nothing from now on. False: the host could not write that yet and tries again; one that is
         killed before it could would take this token again."""
-        found = await self.host.call("DELETE", "/v1/sessions/me", token=self.session.token)
-        return bool(found.get("written", True))
+        return (await self.host.call(contract.EndSessionRequest(), token=self.session.token)).written
 
     def on(self, event: str, callback: Callable[[Any], Any]) -> None:
         """As `Endpoint.on`; `message`, `notice`, `connection`, `superseded` and `error` are heard while it receives."""
@@ -154,14 +154,23 @@ class HostEndpoint(AgentInterface):
     # --- asking ---
 
     async def ask_host(
-        self, method: str, path: str, body: Any = None, *, wait: float = 0.0, starts: bool = True, **query: Any
-    ) -> Json:
-        """One request in this agent's session. `wait`: seconds that the host is asked to wait. `starts`: a host that is
-        gone is looked for, and asked once more."""
-        asked = query | ({"wait": wait} if wait else {})
+        self,
+        request: Request[A],
+        *,
+        starts: bool = True,
+        op: str | None = None,
+        wait: float = 0.0,
+        timeout: float | None = None,
+    ) -> A:
+        """Sends one request in this agent's session. `starts`: a host that is gone is looked for, and asked once more.
+        `op`, `wait`, `timeout`: as `HostClient.call` has them."""
+
+        async def once(session: SessionFile) -> A:
+            return await self.host.call(request, token=session.token, op=op, wait=wait, timeout=timeout)
+
         session, host = self.session, self.host
         try:
-            return await self._once(session, method, path, body, asked, wait)
+            return await once(session)
         except HostUnreachable:
             if not starts or self._closed:
                 raise
@@ -169,18 +178,11 @@ class HostEndpoint(AgentInterface):
         except NoSession:
             if not starts:
                 raise
-            return await self._once(await self._renewed(session), method, path, body, asked, wait)
+            return await once(await self._renewed(session))
         try:
-            return await self._once(session, method, path, body, asked, wait)
+            return await once(session)
         except NoSession:
-            return await self._once(await self._renewed(session), method, path, body, asked, wait)
-
-    async def _once(
-        self, session: SessionFile, method: str, path: str, body: Any, query: Mapping[str, Any], wait: float
-    ) -> Json:
-        sent = {} if body is None and method == "POST" else body
-        timeout = self.host.patience + wait
-        return await self.host.call(method, path, sent, token=session.token, query=query, timeout=timeout)
+            return await once(await self._renewed(session))
 
     async def _find_again(self, gone: HostClient) -> None:
         async with self._opening:
@@ -197,15 +199,11 @@ class HostEndpoint(AgentInterface):
             return self.session
 
     async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 0.0) -> A:
-        operation = request.operation
-        body = msgspec.to_builtins(request) | ({} if op is None else {"op": op})
-        path = f"/v1/control/{operation.service}/{operation.verb}"
-        answer: A = msgspec.convert(await self.ask_host("POST", path, body, wait=timeout), operation.answer)
-        return answer
+        return await self.ask_host(request, op=op, wait=timeout)
 
     async def me(self) -> Json:
         """session, space, space_id, agent, name, receive, program, and `health` of the agent's connection."""
-        return await self.ask_host("GET", "/v1/sessions/me")
+        return to_json(await self.ask_host(contract.ShowSessionRequest()))
 
     # --- sending ---
 
@@ -224,25 +222,26 @@ class HostEndpoint(AgentInterface):
         """The host answers once it is on disk, and waits `timeout` seconds for the space, unless that is known to be
         away. Asked again under the same id it is the same message."""
         mid = draft.id or new_id()
-        wanted = {
-            "text": draft.text,
-            "data": draft.data,
-            "parts": write_parts(draft.parts) or None,
-            "mentions": [each if isinstance(each, str) else each.id for each in draft.mentions] or None,
-            "priority": draft.priority,
-            "reply_to": draft.reply_to,
-            "context": draft.context,
-            "deadline": draft.deadline,
-            "id": mid,
-        }
-        body = destination | {name: value for name, value in wanted.items() if value is not None}
-        found = await self._insisting(mid, lambda: self.ask_host("POST", "/v1/send", body, wait=timeout))
-        if found["state"] in ("dead", "cancelled"):
-            why = found["why"] or f"it is {found['state']}"
-            raise ERRORS_BY_CODE.get(str(found["code"]), TidingsError)(f"message {mid} was not sent: {why}")
-        return Receipt(**(found | {"seq": found["seq"] or 0, "warnings": tuple(found["warnings"])}))
+        request = contract.SendRequest(
+            **destination,
+            text=draft.text,
+            data=None if draft.data is None else json_value(draft.data),
+            parts=tuple(write_parts(draft.parts)),
+            mentions=tuple(each if isinstance(each, str) else each.id for each in draft.mentions),
+            priority=draft.priority,
+            reply_to=draft.reply_to,
+            context=draft.context,
+            deadline=draft.deadline,
+            id=mid,
+            wait=timeout,
+        )
+        found = await self._insisting(mid, lambda: self.ask_host(request))
+        if found.state in ("dead", "cancelled"):
+            why = found.why or f"it is {found.state}"
+            raise ERRORS_BY_CODE.get(str(found.code), TidingsError)(f"message {mid} was not sent: {why}")
+        return Receipt(**(asdict(found) | {"seq": found.seq or 0}))
 
-    async def _insisting(self, mid: str, ask: Callable[[], Awaitable[Json]]) -> Json:
+    async def _insisting(self, mid: str, ask: Callable[[], Awaitable[A]]) -> A:
         """Ask twice if the first answer was lost: the id is the same, so it is one message. One that hangs is not
         asked twice."""
         try:
@@ -267,9 +266,9 @@ class HostEndpoint(AgentInterface):
         until = time.monotonic() + timeout
         while True:
             left = max(0.0, min(LONG_POLL, until - time.monotonic()))
-            found = await self.ask_host("GET", f"/v1/receipts/{path_part(mid)}", wait=left, stage=stage)
-            reached = Receipt(mid, found["seq"] or 0, found["stage"], to=found.get("to"), why=found.get("why", ""))
-            if found["stage"] in (stage, ReceiptStage.READ, ReceiptStage.VOID) or time.monotonic() >= until:
+            found = await self.ask_host(contract.MessageReceiptRequest(mid, stage, left))  # type: ignore[arg-type]
+            reached = Receipt(mid, found.seq or 0, found.stage, to=found.to, why=found.why)
+            if found.stage in (stage, ReceiptStage.READ, ReceiptStage.VOID) or time.monotonic() >= until:
                 return reached
             # It has not left, so there is nobody to ask yet, or too many wait at the steward already.
             await asyncio.sleep(min(left, EARLY_PAUSE))
@@ -281,24 +280,25 @@ class HostEndpoint(AgentInterface):
         rows: list[Json] = []
         while len(rows) < limit:
             wanted = min(PAGE, limit - len(rows))
-            page = (await self.ask_host("GET", "/v1/outbox", state=state, limit=wanted, before=before))["rows"]
-            rows += page
+            states = tuple(state.split(",")) if state else ()
+            page = (await self.ask_host(contract.ListOutboxRequest(states, wanted, before))).rows  # type: ignore[arg-type]
+            rows += map(to_json, page)
             if len(page) < wanted:
                 break
-            before = int(page[-1]["row"])
+            before = page[-1].row
         return rows
 
     async def outbox_row(self, message_id: str) -> Json:
         """One row, with `chain`: what it replaced and what replaced it."""
-        return await self.ask_host("GET", f"/v1/outbox/{path_part(message_id)}")
+        return to_json(await self.ask_host(contract.ShowOutboxRequest(message_id)))
 
     async def requeue(self, message_id: str) -> Json:
         """Send again, under a new id, what is dead or was cancelled; the new row."""
-        return await self.ask_host("POST", f"/v1/outbox/{path_part(message_id)}/requeue")
+        return to_json(await self.ask_host(contract.RequeueRequest(message_id)))
 
     async def cancel(self, message_id: str) -> Json:
         """Do not send it, if it has not left; the row as it is then."""
-        return await self.ask_host("POST", f"/v1/outbox/{path_part(message_id)}/cancel")
+        return to_json(await self.ask_host(contract.CancelRequest(message_id)))
 
     # --- the inbox ---
 
@@ -318,40 +318,51 @@ class HostEndpoint(AgentInterface):
         wait: float = 0.0,
         starts: bool = True,
     ) -> list[Json]:
-        """Rows of the inbox, oldest first (`serialise.mail` has their fields). `sender`: name or id; `newest`: the last
+        """Rows of the inbox, oldest first, with the fields of `InboxMessage`. `sender`: name or id; `newest`: the last
         of them instead of the first; `after`, `before`: rows between; `wait`: seconds, if there is none yet."""
-        named = {"from": sender, "channel": channel, "kind": kind, "search": search}
-        rows = {"after": after, "before": before, "limit": limit}
-        flags = {"unread": unread, "newest": newest, "direct_first": direct_first}
-        found = await self.ask_host("GET", "/v1/inbox", wait=wait, starts=starts, **named, **rows, **flags)
-        return list(found["messages"])
+        request = contract.ListInboxRequest(
+            unread=unread,
+            sender=sender,
+            channel=channel,
+            kind=kind,  # type: ignore[arg-type]
+            after=after or 0,
+            before=before,
+            limit=limit,
+            direct_first=direct_first,
+            newest=newest,
+            search=search,
+            wait=wait,
+        )
+        return [to_json(each) for each in (await self.ask_host(request, starts=starts)).messages]
 
     async def unread(self) -> dict[str, int]:
         """How many unread rows: `direct`, `channel` and `notice`."""
-        return dict((await self.ask_host("GET", "/v1/inbox/unread"))["unread"])
+        return (await self.ask_host(contract.UnreadCountsRequest())).unread
 
     async def quarantine(self, after: int = 0) -> list[Json]:
         """What came and could not be opened: row, reason, size, how it begins, when it was received."""
-        return list((await self.ask_host("GET", "/v1/inbox/quarantine", after=after))["quarantine"])
+        return [to_json(each) for each in (await self.ask_host(contract.QuarantinedMailRequest(after))).quarantine]
 
     async def take_back(self) -> None:
         """Let the host receive this agent's mail again, if a program elsewhere has since it began."""
-        await self.ask_host("POST", "/v1/inbox/receive")
+        await self.ask_host(contract.ReceiveHereRequest())
 
     async def mark_read(self, rows: Sequence[int]) -> int:
         """How many of these became read now."""
-        return int((await self.ask_host("POST", "/v1/inbox/read", {"rows": list(rows)}))["read"])
+        return (await self.ask_host(contract.MarkReadRequest(tuple(rows)))).read
 
     async def delete(self, rows: Sequence[int]) -> int:
         """How many of these lost their content now. That they came stays, so none comes again."""
-        return int((await self.ask_host("POST", "/v1/inbox/delete", {"rows": list(rows)}))["deleted"])
+        return (await self.ask_host(contract.DeleteMailRequest(tuple(rows)))).deleted
 
     async def thread(self, message_id: str, *, starts: bool = True) -> list[Json]:
-        return list((await self.ask_host("GET", f"/v1/threads/{path_part(message_id)}", starts=starts))["messages"])
+        return [
+            to_json(each) for each in (await self.ask_host(contract.ThreadRequest(message_id), starts=starts)).messages
+        ]
 
     async def ids_ending(self, ending: str) -> list[str]:
         """Whole ids of messages this agent was sent or sent, by how they end."""
-        return list((await self.ask_host("GET", "/v1/ids", ending=ending))["ids"])
+        return list((await self.ask_host(contract.MessageIdsRequest(ending))).ids)
 
     async def newest_row(self) -> int:
         """Asked by whoever follows, for ever: no host is started for it."""
@@ -501,40 +512,37 @@ class HostEndpoint(AgentInterface):
     async def join(self, channel: str, *, backfill: int = 0) -> Joined:
         if backfill:
             raise UsageError("the inbox of the host takes no past: ask for `history` after joining")
-        found = await self.ask_host("POST", "/v1/join", {"channel": unmarked(channel)})
-        return Joined(**found)
+        found = await self.ask_host(contract.JoinChannelRequest(unmarked(channel)))
+        return Joined(**asdict(found))
 
     async def leave(self, channel: str) -> Left:
-        found = await self.ask_host("POST", "/v1/leave", {"channel": unmarked(channel)})
-        return Left(found["state"], found["seq"], found["open"], tuple(found["still_covered_by"]))
+        found = await self.ask_host(contract.LeaveChannelRequest(unmarked(channel)))
+        return Left(**asdict(found))
 
     async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
         found = Past([])
         while len(found) < limit:
             wanted = min(HISTORY_PAGE, limit - len(found))
-            page = await self.ask_host("GET", "/v1/history", channel=unmarked(channel), limit=wanted, before=before)
-            found += [read_message(each) for each in page["messages"]]
-            found.gone, found.hidden, found.more = page["gone"], page["hidden"], page["more"]
-            if len(page["messages"]) < wanted:
+            page = await self.ask_host(contract.ChannelHistoryRequest(unmarked(channel), wanted, before))
+            found += [read_message(to_json(each)) for each in page.messages]
+            found.gone, found.hidden, found.more = page.gone, page.hidden, page.more
+            if len(page.messages) < wanted:
                 break
-            before = int(page["messages"][-1]["seq"])
+            before = page.messages[-1].seq
         return found
 
     async def who(self, timeout: float = 5.0) -> Agents:  # noqa: ARG002  the host answers at once
-        found = await self.ask_host("GET", "/v1/who")
-        agents = (Agent(**(each | {"roles": tuple(each["roles"])})) for each in found["agents"])
-        return Agents(agents, reason="" if found["fresh"] else found["reason"], delay=found["backstop"])
+        found = await self.ask_host(contract.ListAgentsRequest())
+        return Agents(found.agents, reason=found.reason, delay=found.backstop)
 
     async def access(self) -> dict[str, Any]:
-        return await self.ask_host("GET", "/v1/access")
+        return to_json(await self.ask_host(contract.AgentAccessRequest()))
 
     async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
-        told = {"status": status, "activity": activity, "model": model}
-        return bool((await self.ask_host("POST", "/v1/status", told))["attached"])
+        return (await self.ask_host(contract.AnnounceRequest(status, activity, model))).attached
 
     async def trace(self, sent: Receipt | str) -> HostTrace:
-        found = await self.ask_host("GET", "/v1/trace", id=sent if isinstance(sent, str) else sent.id)
-        return msgspec.convert(found, HostTrace)
+        return await self.ask_host(contract.MessageTraceRequest(sent if isinstance(sent, str) else sent.id))
 
     # --- tasks ---
 
@@ -557,7 +565,8 @@ class HostEndpoint(AgentInterface):
     async def held(self, *, starts: bool = True) -> Json | None:
         """The task in the hands of this agent's programs: id, role, attempt, whether it is `mine`, else of which
         `program`, and for how many seconds that said nothing. None if there is none."""
-        return (await self.ask_host("GET", "/v1/tasks", starts=starts))["held"]  # type: ignore[no-any-return]
+        held = (await self.ask_host(contract.HeldTaskRequest(), starts=starts)).held
+        return None if held is None else to_json(held)
 
     async def task(self, message_id: str, timeout: float | None = 0.0) -> TaskResult:
         """As `Endpoint.task`; `stored` while it waits in the outbox."""

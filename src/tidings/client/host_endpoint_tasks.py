@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tidings.client.host_http import Json, path_part
+from tidings.client.host_http import json_value
 from tidings.client.message_json import read_document, read_result
 from tidings.client.tasks import FINAL, Job, TaskResult
+from tidings.contract import host as contract
+from tidings.contract.core import Request
 from tidings.errors import (
     ConflictError,
     DeniedError,
@@ -65,10 +67,10 @@ class HostTasks:
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
-            found = await self.endpoint.ask_host("GET", f"/v1/tasks/{path_part(message_id)}", wait=left)
-            if found["state"] in WAITING:
-                found["state"] = "stored"
-            if found["state"] in OVER or (until is not None and time.monotonic() >= until):
+            found = await self.endpoint.ask_host(contract.TaskStateRequest(message_id, left))
+            if found.state in WAITING:
+                found.state = "stored"
+            if found.state in OVER or (until is not None and time.monotonic() >= until):
                 return read_result(found)
             # It has not left, so there is nobody to ask yet, or too many wait at the steward already.
             await asyncio.sleep(min(left, EARLY_PAUSE))
@@ -100,11 +102,9 @@ class HostTasks:
     async def claim(
         self, role: str, wait: float, *, take_over: bool = False, silence: float | None = None
     ) -> Job | None:
-        asked: Json = {"role": role, "wait": wait} | ({"take_over": True} if take_over else {})
-        asked |= {} if silence is None else {"silence": silence}
         self._claiming += 1
         try:
-            found = (await self.endpoint.ask_host("POST", "/v1/tasks/claim", asked, wait=wait))["task"]
+            found = (await self.endpoint.ask_host(contract.ClaimTaskRequest(role, wait, take_over, silence))).task
         except asyncio.CancelledError:
             # the host gives back what its program did not wait for, unless the answer was on its way already
             self._undoing.add(undoing := asyncio.create_task(self._give_back_unseen()))
@@ -114,8 +114,8 @@ class HostTasks:
             self._claiming -= 1
         if found is None:
             return None
-        job = self._open.get(found["id"])
-        if job is not None and job.attempt == int(found["attempt"]):
+        job = self._open.get(found.id)
+        if job is not None and job.attempt == found.attempt:
             return job
         if job is not None:  # it was given back meanwhile, and came to us once more
             self._lose(job, f"task {job.message.id} was given back and claimed anew")
@@ -132,12 +132,11 @@ class HostTasks:
             raise UnknownMessage(f"this session holds no task {message_id[:64]}: it was given back, or is another's")
         return job
 
-    def _begin(self, found: Json, every: float) -> Job:
-        asker = Sender(found["asker"]["id"], found["asker"]["name"])
-        message = read_document(found["message"])
-        deadline = float(found["deadline"])
-        place = int(found["seq"]), found["role"], int(found["attempt"])
-        job = Job(*place, deadline, message, asker, self, found.get("origin_id", ""))
+    def _begin(self, found: contract.HeldTask, every: float) -> Job:
+        asker = Sender(found.asker.id, found.asker.name)
+        message = read_document(found.message)
+        place = found.seq, found.role, found.attempt
+        job = Job(*place, found.deadline, message, asker, self, found.origin_id)
         self._open[message.id] = job
         job._beating = asyncio.create_task(self._show_life(job, every))
         return job
@@ -171,32 +170,32 @@ class HostTasks:
         with suppress(TidingsError):
             held = await self.endpoint.held(starts=False)
             if held and held["mine"] and held["id"] not in self._open and not self._claiming:
-                await self._tell(held["id"], "fail", {"reason": "the call that claimed it was given up"}, 0.0)
+                await self.endpoint.ask_host(
+                    contract.GiveUpTaskRequest(held["id"], "the call that claimed it was given up")
+                )
 
     async def finish(self, job: Job, text: str | None, data: Any) -> None:
         check_said(text, more=True)
-        await self._settle(job, "done", {"text": text, "data": data})
+        data = None if data is None else json_value(data)
+        await self._settle(job, contract.FinishTaskRequest(job.message.id, text, data))
 
     async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str:
-        told = {"reason": reason or "no reason was given", "retry": retry} | ({"untouched": True} if untouched else {})
-        return str((await self._settle(job, "fail", told))["state"])
+        request = contract.GiveUpTaskRequest(job.message.id, reason or "no reason was given", retry, untouched)
+        return (await self._settle(job, request)).state
 
-    async def _settle(self, job: Job, how: str, told: Json) -> Json:
+    async def _settle(self, job: Job, request: Request[contract.SettleTaskAnswer]) -> contract.SettleTaskAnswer:
         """A space that is away is waited for, until the deadline; the host goes on trying when we do not."""
         if job.settled:
             raise UsageError(f"task {job.seq} is settled already")
         try:
             patience = min(LONGEST_SETTLING, max(0.0, job.deadline - time.time()))
-            answer = await self._tell(job.message.id, how, told, patience)
+            answer = await self.endpoint.ask_host(request, timeout=self.endpoint.host.patience + patience)
         except (ConflictError, DeniedError, UnknownMessage) as error:
             job.lost = str(error)
             self._end(job)
             raise
         self._end(job)
         return answer
-
-    async def _tell(self, message_id: str, how: str, told: Json, patience: float) -> Json:
-        return await self.endpoint.ask_host("POST", f"/v1/tasks/{path_part(message_id)}/{how}", told, wait=patience)
 
     def _end(self, job: Job) -> None:
         job._ended.set()

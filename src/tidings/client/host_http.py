@@ -1,11 +1,11 @@
 """HTTP to the host of this machine: asyncio over its unix socket, connections kept for the next request.
 
     host = HostClient(home)
-    await host.call("GET", "/v1/health")
+    status = await host.call(HostStatusRequest())
 
 The protocol is h11's; here are the socket, the pool and what each failure means. Refusals are raised as the class of
-their code. HostUnreachable: the request was not taken; OutcomeUnknown: it may have been. Without a session the host
-tells states and counts, never contents; sessions are in `host_endpoint.py`.
+their code. HostUnreachable: the request was not taken, or changes nothing; OutcomeUnknown: it may have been taken.
+Without a session the host tells states and counts, never contents; sessions are in `host_endpoint.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, urlencode
+from typing import Any, TypeVar
 
 import h11
+import msgspec
 
+from tidings.contract.core import Request
+from tidings.contract.host import API, HostHealthRequest
 from tidings.errors import (
     ERRORS_BY_CODE,
     ConfigError,
@@ -35,7 +37,6 @@ from tidings.errors import (
 from tidings.util.private_sockets import connect_at_once, peer_uid
 from tidings.version import __version__
 
-API = 1
 #: seconds an answer may take beyond what was asked to be waited for
 PATIENCE = 10.0
 FIND_PATIENCE = 2.0
@@ -44,7 +45,10 @@ STREAM_SILENCE = 45.0
 #: connections that are kept for the next request
 MOST_IDLE = 4
 READ = 64 * 1024
+#: the stream of events; everything else is an operation
+EVENTS = "/v1/events"
 Json = dict[str, Any]
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,61 +99,53 @@ class HostClient:
 
     # --- what needs no session ---
 
-    async def health(self, timeout: float | None = None) -> Json:
-        found = await self.call("GET", "/v1/health", timeout=timeout)
-        self.version, self.pid = str(found.get("version")), found.get("pid")
-        if found.get("api") != API:
+    async def health(self, timeout: float | None = None) -> None:
+        """Asks which version runs there. Raises ConfigError if it speaks another version than this program."""
+        found = await self.call(HostHealthRequest(), timeout=timeout)
+        self.version, self.pid = found.version, found.pid
+        if found.api != API:
             raise ConfigError(
-                f"the host runs Tidings {self.version} and speaks version {found.get('api')}, this is {__version__} "
+                f"the host runs Tidings {self.version} and speaks version {found.api}, this is {__version__} "
                 f"and speaks {API}: `tidings host down`, then `tidings host up`"
             )
-        return found
-
-    async def status(self) -> Json:
-        return await self.call("GET", "/v1/status")
-
-    async def pause(self, space: str, reason: str | None = None) -> Json:
-        asked = {"reason": reason} if reason else {}
-        return await self.call("POST", f"/v1/spaces/{path_part(space)}/pause", asked)
-
-    async def resume(self, space: str) -> Json:
-        return await self.call("POST", f"/v1/spaces/{path_part(space)}/resume", {})
-
-    async def stop(self) -> Json:
-        """Ask it to end; the answer comes before it does."""
-        return await self.call("POST", "/v1/stop", {})
 
     # --- asking ---
 
     async def call(
         self,
-        method: str,
-        path: str,
-        body: Any = None,
+        request: Request[A],
         *,
         token: str | None = None,
-        query: Mapping[str, Any] | None = None,
+        op: str | None = None,
+        wait: float = 0.0,
         timeout: float | None = None,
-    ) -> Json:
-        """One request and its answer."""
-        payload = b"" if body is None else _encoded(body)
-        headers = [("Accept", "application/json")] + ([("Content-Type", "application/json")] if payload else [])
-        request = _request(method, path, query, token, headers, payload)
-        async with self._asking(method, path, self.patience if timeout is None else timeout) as connection:
-            await connection.send(request, payload)
+    ) -> A:
+        """Sends one request and returns its answer. `op`, `wait`: of a request that the host forwards, the id under
+        which it takes effect once, and seconds that the steward may take beyond the usual."""
+        operation, payload = request.operation, _encoded(request)
+        options = {name: value for name, value in (("op", op), ("wait", wait)) if value}
+        if options and operation.server != "host":
+            head = msgspec.json.encode(options)
+            payload = head[:-1] + (b"," + payload[1:] if len(payload) > 2 else b"}")
+        if timeout is None:
+            timeout = self.patience + wait + (getattr(request, "wait", 0.0) if operation.waits else 0.0)
+        headers = [("Accept", "application/json"), ("Content-Type", "application/json")]
+        async with self._asking(operation.name, timeout, changes=operation.changes) as connection:
+            await connection.send(_request("POST", operation.path, token, headers, payload), payload)
             status, answer = await connection.response()
-        return _answer(status, answer)
+        if status >= 400:
+            raise _refusal(status, answer)
+        return operation.read_answer(answer)  # type: ignore[no-any-return]
 
     async def stream(self, token: str, after: int | None) -> AsyncIterator[ServerEvent]:
         """One connection of events, behind a row; ends when the host ends it. HostUnreachable if it goes away."""
         headers = [("Accept", "text/event-stream")] + ([] if after is None else [("Last-Event-ID", str(after))])
-        path = "/v1/events"
-        async with self._asking("GET", path, STREAM_SILENCE, fresh=True) as connection:
+        async with self._asking(EVENTS, STREAM_SILENCE, changes=False, fresh=True) as connection:
             async with asyncio.timeout(self.patience):
-                await connection.send(_request("GET", path, None, token, headers, b""), b"")
+                await connection.send(_request("GET", EVENTS, token, headers, b""), b"")
                 status = await connection.status()
             if status != 200:
-                _answer(status, await connection.rest())
+                raise _refusal(status, await connection.rest())
             lines = _Lines()
             while True:
                 async with asyncio.timeout(STREAM_SILENCE):
@@ -161,7 +157,7 @@ class HostClient:
 
     @asynccontextmanager
     async def _asking(
-        self, method: str, path: str, timeout: float, *, fresh: bool = False
+        self, what: str, timeout: float, *, changes: bool, fresh: bool = False
     ) -> AsyncIterator[_Connection]:
         """A connection for one request, kept if it may have another; its failures as errors of ours."""
         connection = None if fresh else self._kept()
@@ -177,9 +173,9 @@ class HostClient:
                 async with asyncio.timeout(timeout):
                     yield connection
         except h11.RemoteProtocolError as error:
-            raise self._unknown(method, path, ConnectionResetError("it closed the connection")) from error
+            raise self._lost(what, changes, ConnectionResetError("it closed the connection")) from error
         except (OSError, TimeoutError) as error:
-            raise self._unknown(method, path, error) from error
+            raise self._lost(what, changes, error) from error
         finally:
             if not fresh and connection.may_ask_again() and len(self._idle) < MOST_IDLE:
                 self._idle.append(connection)
@@ -205,11 +201,12 @@ class HostClient:
             raw.close()
             raise
 
-    def _unknown(self, method: str, path: str, error: Exception) -> TidingsError:
+    def _lost(self, what: str, changes: bool, error: Exception) -> TidingsError:
+        """Returns the error for an answer that did not come."""
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        if method == "GET":
-            return HostUnreachable(f"the host at {self.socket} did not answer {method} {path} ({why}): ask again")
-        return OutcomeUnknown(f"the host did not answer {method} {path} ({why}): it may be done or not, ask again")
+        if not changes:
+            return HostUnreachable(f"the host at {self.socket} did not answer `{what}` ({why}): ask again")
+        return OutcomeUnknown(f"the host did not answer `{what}` ({why}): it may be done or not, ask again")
 
 
 class _Connection:
@@ -267,47 +264,36 @@ class _Connection:
         self._writer.transport.abort()
 
 
-def path_part(text: str) -> str:
-    """A text as one part of a path."""
-    return quote(text, safe="")
+def _request(method: str, path: str, token: str | None, headers: list[tuple[str, str]], payload: bytes) -> h11.Request:
+    length = [("Content-Length", str(len(payload)))] if payload else []
+    access = [("Authorization", f"Bearer {token}")] if token else []
+    return h11.Request(method=method, target=path, headers=[("Host", "localhost"), *headers, *length, *access])
 
 
-def _request(
-    method: str,
-    path: str,
-    query: Mapping[str, Any] | None,
-    token: str | None,
-    headers: list[tuple[str, str]],
-    payload: bytes,
-) -> h11.Request:
-    asked = {name: value for name, value in (query or {}).items() if value is not None and value is not False}
-    target = path + ("?" + urlencode({n: 1 if v is True else v for n, v in asked.items()}) if asked else "")
-    length = [("Content-Length", str(len(payload)))] if payload or method in ("POST", "DELETE") else []
-    said = [("Host", "localhost"), *headers, *length, *([("Authorization", f"Bearer {token}")] if token else [])]
-    return h11.Request(method=method, target=target, headers=said)
-
-
-def _encoded(body: Any) -> bytes:
+def json_value(value: Any) -> Any:
+    """Returns a value of a program as JSON that is ready to send. Raises UsageError if it is none."""
     try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        return msgspec.Raw(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"this cannot be written as JSON: {error}") from error
 
 
-def _answer(status: int, body: bytes) -> Json:
+def _encoded(request: Request[Any]) -> bytes:
     try:
-        found = json.loads(body)
-    except ValueError:
-        found = None
-    if status < 400 and isinstance(found, dict):
-        return found
-    refusal = (found or {}).get("error") if isinstance(found, dict) else None
-    if not isinstance(refusal, dict):
+        return msgspec.json.encode(request)
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise UsageError(f"this cannot be written as JSON: {error}") from error
+
+
+def _refusal(status: int, body: bytes) -> TidingsError:
+    try:
+        refusal = json.loads(body)["error"]
+        code, message = str(refusal["code"]), str(refusal["message"])
+    except (ValueError, LookupError, TypeError):
         if status == 503:
-            raise HostBusy("the host has as many connections as it takes: ask again in a moment")
-        raise TidingsError(f"the host answered {status} with something else than JSON: see `tidings host status`")
-    known = ERRORS_BY_CODE.get(str(refusal.get("code")), TidingsError)
-    raise known(str(refusal.get("message") or f"the host refused this ({status}) without a reason"))
+            return HostBusy("the host has as many connections as it takes: ask again in a moment")
+        return TidingsError(f"the host answered {status} with something else than JSON: see `tidings host status`")
+    return ERRORS_BY_CODE.get(code, TidingsError)(message)
 
 
 class _Lines:

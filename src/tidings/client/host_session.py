@@ -16,8 +16,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from tidings.admin.identity import Identity
 from tidings.client.host_http import HostClient
+from tidings.contract.host import ChallengeRequest, OpenSessionRequest
 from tidings.errors import ConfigError, NoSession, UsageError
 from tidings.util.private_files import private_dir, read_private, write_private
 from tidings.wire.signing import KeyPair, verify
@@ -144,18 +147,17 @@ async def open_session(
     host: HostClient, identity: Identity, *, receive: bool = False, program: str = "", source: Sequence[str] = ()
 ) -> SessionFile:
     """Prove the agent's key. `receive`: the host takes its mail from now on."""
-    nonce = str((await host.call("POST", "/v1/challenge", {}))["nonce"])
-    body = {
-        "source": list(source) or source_of(identity),
-        "agent": identity.id,
-        "nonce": nonce,
-        "signature": prove(identity.key, identity.space_id, str(host.socket), nonce),
-        "receive": receive,
-        "program": program,
-    }
-    found = await host.call("POST", "/v1/sessions", body)
-    names = ("session", "token", "space", "space_id", "agent", "name")
-    return SessionFile(socket=str(host.socket), receive=receive, **{name: str(found[name]) for name in names})
+    nonce = (await host.call(ChallengeRequest())).nonce
+    request = OpenSessionRequest(
+        source=tuple(source or source_of(identity)),
+        agent=identity.id,
+        nonce=nonce,
+        signature=prove(identity.key, identity.space_id, str(host.socket), nonce),
+        receive=receive,
+        program=program,
+    )
+    found = await host.call(request)
+    return SessionFile(socket=str(host.socket), receive=receive, **msgspec.structs.asdict(found))
 
 
 def usable(file: SessionFile, host: HostClient) -> SessionFile:

@@ -17,6 +17,7 @@ import msgspec
 
 from tidings.client.incoming import Incoming
 from tidings.client.tasks import Job, TaskResult
+from tidings.contract.host import HeldTask, MessageSender, TaskStateAnswer, VerifiedMessage
 from tidings.wire import message as wire
 from tidings.wire import strict_json
 from tidings.wire.message import Mention, Message, Sender, TextPart
@@ -26,6 +27,11 @@ Json = dict[str, Any]
 SAID = ("kind", "channel", "from", "text", "id", "seq", "time", "priority", "mentions", "reply_to", "context", "origin")
 
 
+def to_json(answer: Any) -> Json:
+    """Returns an answer as plain JSON values."""
+    return dict(msgspec.to_builtins(answer))
+
+
 def moment(milliseconds: int | None) -> str | None:
     """RFC 3339 in UTC with three decimals."""
     if milliseconds is None:
@@ -33,8 +39,12 @@ def moment(milliseconds: int | None) -> str | None:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
+def message_sender(agent_id: str, name: str, claimed: str | None) -> MessageSender:
+    return MessageSender(agent_id, name, None if claimed == name else claimed)
+
+
 def sender_json(agent_id: str, name: str, claimed: str | None) -> Json:
-    return {"id": agent_id, "name": name} | ({"claims": claimed} if claimed not in (None, name) else {})
+    return to_json(message_sender(agent_id, name, claimed))
 
 
 def content_json(message: Message, mentioned: Iterable[Mention]) -> Json:
@@ -53,24 +63,28 @@ def content_json(message: Message, mentioned: Iterable[Mention]) -> Json:
     }
 
 
-def message_json(incoming: Incoming) -> Json:
-    """A message of a channel's history, or one that came."""
-    return {
-        "id": incoming.id,
-        "kind": incoming.kind,
-        "channel": incoming.channel,
-        "from": sender_json(incoming.sender.id, incoming.sender.name, incoming.claims),
-        "text": incoming.text,
+def verified_message(incoming: Incoming) -> VerifiedMessage:
+    """Returns a message of a channel's history, or one that came."""
+    return VerifiedMessage(
+        id=incoming.id,
+        kind=incoming.kind,
+        channel=incoming.channel,
+        sender=message_sender(incoming.sender.id, incoming.sender.name, incoming.claims),
+        text=incoming.text,
         **content_json(incoming.message, incoming.mentions),
-        "mentions_me": incoming.mentions_me,
-        "wakes": incoming.wakes,
-        "historical": incoming.historical,
-        "sealed": incoming.sealed,
-        "origin": incoming.origin or None,
-        "origin_id": incoming.origin_id or None,
-        "seq": incoming.seq,
-        "time": moment(incoming.time_ns // 1_000_000),
-    }
+        mentions_me=incoming.mentions_me,
+        wakes=incoming.wakes,
+        historical=incoming.historical,
+        sealed=incoming.sealed,
+        origin=incoming.origin or None,
+        origin_id=incoming.origin_id or None,
+        seq=incoming.seq,
+        time=moment(incoming.time_ns // 1_000_000),
+    )
+
+
+def message_json(incoming: Incoming) -> Json:
+    return to_json(verified_message(incoming))
 
 
 def read_message(found: Json) -> Incoming:
@@ -120,36 +134,44 @@ def _message(found: Json, mentions: tuple[Mention, ...]) -> Message:
 # --- tasks ---
 
 
-def job_json(job: Job) -> Json:
-    """A task in a program's hands; its id is that of the message that asked for it."""
-    return {
-        "id": job.message.id,
-        "seq": job.seq,
-        "role": job.role,
-        "attempt": job.attempt,
-        "deadline": job.deadline,
-        "asker": sender_json(job.asker.id, job.asker.name, job.claims),
+def task_in_hands(job: Job) -> HeldTask:
+    """Returns a task in a program's hands; its id is that of the message that asked for it."""
+    return HeldTask(
+        id=job.message.id,
+        seq=job.seq,
+        role=job.role,
+        attempt=job.attempt,
+        deadline=job.deadline,
+        asker=message_sender(job.asker.id, job.asker.name, job.claims),
         # of a task of a linked space: what that is called here, and its id
-        "origin": job.asker.name.partition("@")[2] if job.origin else "",
-        "origin_id": job.origin,
-        "text": job.text,
-        "parts": wire.document(job.message)["parts"],
-        "message": _opened(job.message),
-    }
+        origin=job.asker.name.partition("@")[2] if job.origin else "",
+        origin_id=job.origin,
+        text=job.text,
+        parts=wire.document(job.message)["parts"],
+        message=_opened(job.message),
+    )
+
+
+def job_json(job: Job) -> Json:
+    return to_json(task_in_hands(job))
+
+
+def task_state(message_id: str, result: TaskResult) -> TaskStateAnswer:
+    return TaskStateAnswer(
+        id=message_id,
+        state=result.state,
+        text=result.text,
+        worker=result.worker_name or result.worker,
+        worker_id=result.worker,
+        attempt=result.attempt,
+        cause=result.cause,
+        reasons=result.reasons,
+        message=_opened(result.message) if result.message else None,
+    )
 
 
 def result_json(message_id: str, result: TaskResult) -> Json:
-    return {
-        "id": message_id,
-        "state": result.state,
-        "text": result.text,
-        "worker": result.worker_name or result.worker,
-        "worker_id": result.worker,
-        "attempt": result.attempt,
-        "cause": result.cause,
-        "reasons": list(result.reasons),
-        "message": _opened(result.message) if result.message else None,
-    }
+    return to_json(task_state(message_id, result))
 
 
 def _opened(message: Message) -> Json:
@@ -157,16 +179,15 @@ def _opened(message: Message) -> Json:
     return {**json.loads(message.raw), **wire.document(message)}
 
 
-def read_result(found: Json) -> TaskResult:
-    message = found.get("message")
+def read_result(found: TaskStateAnswer) -> TaskResult:
     return TaskResult(
-        state=found["state"],
-        message=None if message is None else read_document(message),
-        worker=found.get("worker_id"),
-        worker_name=found.get("worker"),
-        cause=found.get("cause"),
-        attempt=int(found.get("attempt") or 0),
-        reasons=tuple(found.get("reasons") or ()),
+        state=found.state,
+        message=None if found.message is None else read_document(found.message),
+        worker=found.worker_id,
+        worker_name=found.worker,
+        cause=found.cause,
+        attempt=found.attempt,
+        reasons=found.reasons,
     )
 
 

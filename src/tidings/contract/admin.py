@@ -62,7 +62,7 @@ class IssuedAnswer(Answer):
     found: dict[str, IssuedRow]
 
 
-@operation("admin issued", caller="admin")
+@operation("admin issued", caller="admin", changes=False)
 class IssuedRequest(Request[IssuedAnswer]):
     """Find out which access records of these agents the log has."""
 
@@ -79,7 +79,7 @@ class UnreadAnswer(Answer):
     words: str
 
 
-@operation("admin unread", caller="admin")
+@operation("admin unread", caller="admin", changes=False)
 class UnreadRequest(Request[UnreadAnswer]):
     """Count what an agent has not read."""
 
@@ -152,7 +152,7 @@ class TableAnswer(Answer):
     owners: int
 
 
-@operation("admin table", caller="admin")
+@operation("admin table", caller="admin", changes=False)
 class TableRequest(Request[TableAnswer]):
     """Read the table of memberships as of a sequence, in pages."""
 
@@ -216,7 +216,7 @@ class LinkRecordsAnswer(Answer):
     links: dict[str, LinkRecordRow]
 
 
-@operation("admin links", caller="admin")
+@operation("admin links", caller="admin", changes=False)
 class LinkRecordsRequest(Request[LinkRecordsAnswer]):
     """Find out which record of each link the log has."""
 

@@ -29,7 +29,7 @@ class AccessAnswer(Answer):
     authority: bytes
 
 
-@operation("access get")
+@operation("access get", changes=False)
 class AccessRequest(Request[AccessAnswer]):
     """Return this agent's current access record, with a new token if there is one."""
 
@@ -52,7 +52,7 @@ class AttentionAnswer(Answer):
     running: Attention | None
 
 
-@operation("attention get", host=True)
+@operation("attention get", host=True, changes=False)
 class AttentionRequest(Request[AttentionAnswer]):
     """Show what may wake this agent. `session` is left out of `running`."""
 
@@ -120,7 +120,7 @@ class EndedSessionAnswer(Answer):
     ended: int | None
 
 
-@operation("session ended")
+@operation("session ended", changes=False)
 class EndedSessionRequest(Request[EndedSessionAnswer]):
     """Find out whether the receiving session of this agent has ended."""
 
@@ -162,7 +162,7 @@ class RosterAnswer(Answer):
     unheard: dict[str, str]
 
 
-@operation("roster snapshot")
+@operation("roster snapshot", changes=False)
 class RosterRequest(Request[RosterAnswer]):
     """List the agents of the space, in pages."""
 
@@ -180,7 +180,7 @@ class NamesAnswer(Answer):
     names: dict[str, NameRow]
 
 
-@operation("roster names", host=True)
+@operation("roster names", host=True, changes=False)
 class NamesRequest(Request[NamesAnswer]):
     """Look up the names and roles of agents by id, also of revoked ones."""
 
@@ -209,7 +209,7 @@ class SpaceSettingsAnswer(Answer):
     seq: int
 
 
-@operation("space info", host=True)
+@operation("space info", host=True, changes=False)
 class SpaceRequest(Request[SpaceSettingsAnswer]):
     """Show the settings of the space."""
 
@@ -243,7 +243,7 @@ class LinksAnswer(Answer):
     floor: int
 
 
-@operation("space links", host=True)
+@operation("space links", host=True, changes=False)
 class LinksRequest(Request[LinksAnswer]):
     """List what each link of the space imports, and since when, in pages."""
 
@@ -288,7 +288,7 @@ class HealthAnswer(Answer, kw_only=True):
     at: str
 
 
-@operation("health ping", host=True)
+@operation("health ping", host=True, changes=False)
 class HealthRequest(Request[HealthAnswer]):
     """Report every fact of the space and its problems, after a real round trip."""
 
@@ -297,6 +297,6 @@ class DescribeAnswer(Answer):
     operations: tuple[dict[str, Any], ...]
 
 
-@operation("health describe", host=True)
+@operation("health describe", host=True, changes=False)
 class DescribeRequest(Request[DescribeAnswer]):
     """List the operations that agents may call."""

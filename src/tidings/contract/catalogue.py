@@ -5,13 +5,18 @@ A program that calls a few operations imports only the modules that declare them
 
 from __future__ import annotations
 
-from tidings.contract import admin, agents, channels, link_worker, links, mail, tasks
-from tidings.contract.core import DECLARED, CallerKind
+from tidings.contract import admin, agents, channels, host, link_worker, links, mail, tasks
+from tidings.contract.core import DECLARED, SERVED, CallerKind
 
-MODULES = (channels, mail, tasks, agents, admin, links, link_worker)
-#: those of the steward
-OPERATIONS = DECLARED["steward"]
-__all__ = ["MODULES", "OPERATIONS", "services_of"]
+MODULES = (channels, agents, admin, links, mail, tasks, host, link_worker)
+#: those of the steward, in this order, whichever module was imported first
+OPERATIONS = {
+    name: each
+    for module in MODULES
+    for name, each in DECLARED["steward"].items()
+    if each.request.__module__ == module.__name__
+}
+__all__ = ["MODULES", "OPERATIONS", "SERVED", "services_of"]
 
 
 def services_of(*callers: CallerKind) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ class MembershipsAnswer(Answer):
     seq: int
 
 
-@operation("member list", host=True)
+@operation("member list", host=True, changes=False)
 class MembershipsRequest(Request[MembershipsAnswer]):
     """List this agent's memberships."""
 
@@ -113,7 +113,7 @@ class MembersAnswer(Answer):
     seq: int
 
 
-@operation("member members", host=True)
+@operation("member members", host=True, changes=False)
 class MembersRequest(Request[MembersAnswer]):
     """List the members of a channel, in pages."""
 
@@ -128,7 +128,7 @@ class AudienceAnswer(Answer):
     seq: int
 
 
-@operation("member deaf", host=True)
+@operation("member deaf", host=True, changes=False)
 class AudienceRequest(Request[AudienceAnswer]):
     """Find out which of these agents do not receive a channel."""
 
@@ -151,7 +151,7 @@ class ChannelsAnswer(Answer):
     seq: int
 
 
-@operation("channel list", host=True)
+@operation("channel list", host=True, changes=False)
 class ChannelsRequest(Request[ChannelsAnswer]):
     """List the channels that this agent may read, in pages."""
 
@@ -169,7 +169,7 @@ class ChannelAnswer(ChannelSettings, kw_only=True):
     per_hour: float | None = None
 
 
-@operation("channel info", host=True)
+@operation("channel info", host=True, changes=False)
 class ChannelRequest(Request[ChannelAnswer]):
     """Show a channel's settings, members and activity."""
 
@@ -211,7 +211,7 @@ class HistoryAnswer(Answer):
     hidden: bool
 
 
-@operation("history page")
+@operation("history page", changes=False)
 class HistoryRequest(Request[HistoryAnswer]):
     """Read a page of a channel or pattern: below `before` newest first, or above `after` oldest first."""
 
@@ -231,7 +231,7 @@ class ConfirmAnswer(Answer):
     payload: bytes | None = None
 
 
-@operation("confirm record", host=True)
+@operation("confirm record", host=True, changes=False)
 class ConfirmRequest(Request[ConfirmAnswer]):
     """Check whether the record at a sequence of a stream (`log`, `dm`, `task`) is this agent's."""
 

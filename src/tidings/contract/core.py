@@ -11,6 +11,7 @@ distinguishes `null` from a missing field. An answer omits fields that equal the
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ class Operation:
     changes: bool = True
     #: whether it has any number of answers, as lines of a stream
     stream: bool = False
+    #: the largest body of a request, in bytes, over HTTP
+    limit: int = MAX_REQUEST
 
     @property
     def path(self) -> str:
@@ -108,6 +111,11 @@ class Operation:
         assert isinstance(described, msgspec.inspect.StructType)
         return {field.encode_name: field for field in described.fields}
 
+    @cached_property
+    def _plain_fields(self) -> frozenset[str]:
+        """Fields that take any JSON value, and take it as it is."""
+        return frozenset(n for n, field in self.fields.items() if isinstance(field.type, msgspec.inspect.AnyType))
+
     def describe(self) -> dict[str, Any]:
         """Returns the declaration as plain values, for clients in other languages."""
         answer = msgspec.inspect.type_info(self.answer)
@@ -131,7 +139,14 @@ class Operation:
                 f"it has {', '.join(self.fields) or 'no fields'}"
             )
         try:
-            found: Request[Any] = msgspec.convert({n: _as_integer(v) for n, v in arguments.items()}, self.request)
+            # `3.0` and `3e0` are the integer 3, as in JSON Schema and JavaScript
+            values = {
+                name: int(value)
+                if isinstance(value, float) and value.is_integer() and name not in self._plain_fields
+                else value
+                for name, value in arguments.items()
+            }
+            found: Request[Any] = msgspec.convert(values, self.request)
         except msgspec.ValidationError as error:
             raise UsageError(f"{self.name}: {explain(error)}") from error
         return found
@@ -146,6 +161,8 @@ class Operation:
 
 #: every declared operation of each server, by name, in the order of declaration
 DECLARED: dict[Server, dict[str, Operation]] = {"steward": {}, "host": {}, "link worker": {}}
+#: what the host serves, by path: its own operations, and those it forwards
+SERVED: dict[str, Operation] = {}
 R = TypeVar("R", bound=type[Request[Any]])
 
 
@@ -158,6 +175,7 @@ def operation(
     waits: float = 0.0,
     host: bool = False,
     changes: bool = True,
+    limit: int = MAX_REQUEST,
 ) -> Callable[[R], R]:
     """Declares the operation whose request is the decorated struct."""
 
@@ -168,8 +186,10 @@ def operation(
         answer = get_args(base)[0]
         if stream := get_origin(answer) is AsyncGenerator:
             answer = get_args(answer)[0]
-        request.operation = Operation(name, request, answer, caller, once, waits, host, server, changes, stream)
-        DECLARED[server][name] = request.operation
+        found = Operation(name, request, answer, caller, once, waits, host, server, changes, stream, limit)
+        if (host or server == "host") and SERVED.setdefault(found.path, found) is not found:
+            raise LookupError(f"two operations have the path {found.path}")
+        request.operation = DECLARED[server][name] = found
         return request
 
     return declare
@@ -190,9 +210,7 @@ def explain(error: msgspec.MsgspecError) -> str:
 def read_body(name: str, data: bytes, limit: int = MAX_REQUEST) -> dict[str, Any]:
     """Returns the JSON object of a request. Raises UsageError if it is too large or not strict JSON."""
     if len(data) > limit:
-        largest = _largest_field(data)
-        named = f"; its largest field is `{largest[:64]}`" if largest else ""
-        raise UsageError(f"{name}: the request has {len(data):,} bytes, at most {limit:,} are allowed{named}")
+        raise UsageError(oversize(name, data, limit))
     try:
         body = strict_json.loads(data)
     except MalformedMessage as error:
@@ -202,19 +220,43 @@ def read_body(name: str, data: bytes, limit: int = MAX_REQUEST) -> dict[str, Any
     return body
 
 
+def oversize(name: str, data: bytes, limit: int) -> str:
+    """Returns the error for a request above the limit. `data`: its beginning, as far as it was read."""
+    largest = _largest_field(data)
+    named = f"; its largest field is `{largest[:64]}`" if largest else ""
+    return f"{name}: the request has more than {limit:,} bytes{named}"
+
+
 def nanoseconds(moment: datetime | None) -> int:
     """Returns the Unix time in nanoseconds; 0 for None."""
     return 0 if moment is None else (moment - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
+_READER = json.JSONDecoder()
+_BETWEEN = re.compile(r"[\s,:]*")
+#: fields of an oversize request that are looked at: no request has so many
+MOST_FIELDS = 100
+
+
 def _largest_field(data: bytes) -> str:
-    try:
-        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except msgspec.MsgspecError:
-        return ""
-    return max(fields, key=lambda name: len(bytes(fields[name])), default="")
+    """Returns the name of the largest field of a JSON object, which may be cut off; empty if it is none."""
+    text, largest, most = data.decode("utf-8", "replace").lstrip(), "", 0
+    at = 1
+    for _ in range(MOST_FIELDS if text.startswith("{") else 0):
+        begin = _skip(text, at)
+        try:
+            name, at = _READER.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            break
+        try:
+            _, at = _READER.raw_decode(text, _skip(text, at))
+        except (ValueError, RecursionError):
+            at = len(text)
+        if at - begin > most and isinstance(name, str):
+            largest, most = name, at - begin
+    return largest
 
 
-def _as_integer(value: Any) -> Any:
-    """`3.0` and `3e0` are the integer 3, as in JSON Schema and JavaScript."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _skip(text: str, at: int) -> int:
+    found = _BETWEEN.match(text, at)
+    return found.end() if found else at

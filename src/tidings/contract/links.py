@@ -65,7 +65,7 @@ class LinkHelloAnswer(Answer, kw_only=True):
     jwt: Annotated[str, msgspec.Meta(max_length=20_000)]
 
 
-@operation("link hello", caller="peer")
+@operation("link hello", caller="peer", changes=False)
 class LinkHelloRequest(Request[LinkHelloAnswer]):
     """Describe this space and what it shares with the calling space."""
 
@@ -102,7 +102,7 @@ class LinkFetchAnswer(Answer):
     missing: tuple[int, ...]
 
 
-@operation("link fetch", caller="peer")
+@operation("link fetch", caller="peer", changes=False)
 class LinkFetchRequest(Request[LinkFetchAnswer]):
     """Read single shared records."""
 
@@ -118,7 +118,7 @@ class LinkDigestAnswer(Answer):
     more: bool
 
 
-@operation("link digest", caller="peer")
+@operation("link digest", caller="peer", changes=False)
 class LinkDigestRequest(Request[LinkDigestAnswer]):
     """Compute digests of the shared records. `after`: the channel and day to continue after."""
 
@@ -132,7 +132,7 @@ class LinkBucketsAnswer(Answer):
     buckets: Annotated[tuple[DigestRow, ...], msgspec.Meta(min_length=BUCKETS, max_length=BUCKETS)]
 
 
-@operation("link buckets", caller="peer")
+@operation("link buckets", caller="peer", changes=False)
 class LinkBucketsRequest(Request[LinkBucketsAnswer]):
     """Compute the 256 digests of a channel and a day."""
 
@@ -150,7 +150,7 @@ class LinkIdsAnswer(Answer):
     more: bool
 
 
-@operation("link ids", caller="peer")
+@operation("link ids", caller="peer", changes=False)
 class LinkIdsRequest(Request[LinkIdsAnswer]):
     """List the records in some buckets of a channel and a day, above the sequence `after`."""
 
@@ -178,7 +178,7 @@ class LinkRosterAnswer(Answer, kw_only=True):
     tasks: bool
 
 
-@operation("link roster", caller="peer")
+@operation("link roster", caller="peer", changes=False)
 class LinkRosterRequest(Request[LinkRosterAnswer]):
     """List the agents of this space as signed statements, in pages. `key`: the steward key that the caller knows."""
 
@@ -328,7 +328,7 @@ class ImportLinksAnswer(ImportFacts, kw_only=True):
     links: tuple[LinkStateRow, ...]
 
 
-@operation("admission links", caller="link worker")
+@operation("admission links", caller="link worker", changes=False)
 class ImportLinksRequest(Request[ImportLinksAnswer]):
     """List the current link records, and describe the log."""
 
@@ -341,7 +341,7 @@ class ImportFactsAnswer(ImportFacts, kw_only=True):
     authority: str | None = None
 
 
-@operation("admission facts", caller="link worker")
+@operation("admission facts", caller="link worker", changes=False)
 class ImportFactsRequest(Request[ImportFactsAnswer]):
     """Describe the log and what a link may import. `after`: a sequence that was acknowledged to the caller."""
 
@@ -370,7 +370,7 @@ class ImportIndexAnswer(Answer):
     head: int
 
 
-@operation("admission index", caller="link worker")
+@operation("admission index", caller="link worker", changes=False)
 class ImportIndexRequest(Request[ImportIndexAnswer]):
     """List imported records, in pages."""
 
@@ -382,7 +382,7 @@ class ImportChannelsAnswer(Answer):
     unlisted: tuple[str, ...]
 
 
-@operation("admission listed", caller="link worker")
+@operation("admission listed", caller="link worker", changes=False)
 class ImportChannelsRequest(Request[ImportChannelsAnswer]):
     """Find out which of these channels would have to be listed and are not."""
 
@@ -480,7 +480,7 @@ class ImportReceiptsAnswer(Answer, kw_only=True):
     more: bool
 
 
-@operation("admission receipts", caller="link worker")
+@operation("admission receipts", caller="link worker", changes=False)
 class ImportReceiptsRequest(Request[ImportReceiptsAnswer]):
     """List the receipts for direct messages of other spaces, in pages."""
 

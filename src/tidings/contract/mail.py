@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -69,7 +69,7 @@ class WaitForReceiptAnswer(Answer):
     why: str
 
 
-@operation("receipt wait", waits=RECEIPT_WAIT)
+@operation("receipt wait", waits=RECEIPT_WAIT, changes=False)
 class WaitForReceiptRequest(Request[WaitForReceiptAnswer]):
     """Wait until a direct message of this agent reaches a stage. `timeout` takes precedence over `wait`."""
 
@@ -101,7 +101,7 @@ class WatchReceiptsAnswer(Answer):
     waited: bool
 
 
-@operation("receipt watch", waits=RECEIPT_WAIT)
+@operation("receipt watch", waits=RECEIPT_WAIT, changes=False)
 class WatchReceiptsRequest(Request[WatchReceiptsAnswer]):
     """Wait for receipts of any message that this agent sent. `timeout` takes precedence over `wait`."""
 
@@ -186,7 +186,7 @@ class WantedLettersAnswer(Answer):
     more: bool
 
 
-@operation("dead wanted")
+@operation("dead wanted", changes=False)
 class WantedLettersRequest(Request[WantedLettersAnswer]):
     """List this agent's dead letters that are to be delivered again, oldest first, with their messages."""
 
@@ -199,7 +199,7 @@ class DeadLettersAnswer(Answer):
     mail: tuple[LetterRow, ...]
 
 
-@operation("dead list", host=True)
+@operation("dead list", host=True, changes=False)
 class DeadLettersRequest(Request[DeadLettersAnswer]):
     """List this agent's dead letters."""
 
@@ -227,7 +227,7 @@ class DeadLetterAnswer(Answer, kw_only=True):
     record: RawRecord | None
 
 
-@operation("dead show")
+@operation("dead show", changes=False)
 class DeadLetterRequest(Request[DeadLetterAnswer]):
     """Show a dead letter with its record: `seq` of a task, `letter` of a message."""
 
@@ -294,13 +294,7 @@ class TraceAnswer(Answer):
     names: dict[str, str]
 
 
-class HostTrace(TraceAnswer):
-    """What the host answers: `outbox` is the row of the message in its outbox."""
-
-    outbox: dict[str, Any] | None
-
-
-@operation("trace get")
+@operation("trace get", changes=False)
 class TraceRequest(Request[TraceAnswer]):
     """Trace a message that this agent sent or received. `seq`: its sequence, if it is a direct message."""
 
@@ -316,7 +310,7 @@ class FindMessageAnswer(Answer):
     next: int | None
 
 
-@operation("trace find", host=True)
+@operation("trace find", host=True, changes=False)
 class FindMessageRequest(Request[FindMessageAnswer]):
     """Find where a message of this agent is stored. `since`: when it was first sent (default: the time in its id)."""
 
@@ -334,7 +328,7 @@ class FindMessagesAnswer(Answer):
     next: int | None
 
 
-@operation("trace which", host=True)
+@operation("trace which", host=True, changes=False)
 class FindMessagesRequest(Request[FindMessagesAnswer]):
     """Find out which messages of this agent may be stored. `since`: when the first of them was first sent."""
 

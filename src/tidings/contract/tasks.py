@@ -100,7 +100,7 @@ class RoleAnswer(Answer):
     last_seen: str | None
 
 
-@operation("task check", host=True)
+@operation("task check", host=True, changes=False)
 class RoleRequest(Request[RoleAnswer]):
     """Count the agents that hold a role, and those of them that are online."""
 
@@ -137,7 +137,7 @@ class TaskResultAnswer(Answer):
     sig: str = ""
 
 
-@operation("task result", waits=TASK_WAIT)
+@operation("task result", waits=TASK_WAIT, changes=False)
 class TaskResultRequest(Request[TaskResultAnswer]):
     """Ask what became of a task that this agent asked, or wait until it ends."""
 

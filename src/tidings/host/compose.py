@@ -1,6 +1,6 @@
 """From what a program asks to have sent to bytes that can leave at any time: resolved, sealed and signed, offline.
 
-    request = read_request(body)                                # strict JSON, every limit checked, in sentences
+    check_request(request)                                      # what a declaration cannot say, in sentences
     composed = compose_request(request, identity, directory)    # names by the roster as last seen
 
 A name that the directory does not know is refused, never kept for later: nobody could say who was meant. A direct
@@ -12,22 +12,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from tidings.admin.identity import Identity
 from tidings.client.directory import address_task, check_takes_mail, each_once, resolve_among, speaking_as
 from tidings.client.interface import Draft
 from tidings.client.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
-from tidings.errors import MalformedMessage, TooLarge, UnknownPeer, UsageError
+from tidings.contract.host import SendRequest
+from tidings.errors import UnknownPeer, UsageError
 from tidings.host.directory import Seen
 from tidings.host.fingerprint import Kind, fingerprint_of
 from tidings.host.outbox_views import OutboxRow
 from tidings.wire import message as wire
-from tidings.wire import strict_json
 from tidings.wire.message import (
-    MAX_MENTIONS,
     MAX_PARTS,
     ArtifactPart,
     DataPart,
@@ -42,11 +38,8 @@ from tidings.wire.names import MAX_TOKEN, check_channel, is_agent_id, role_parts
 from tidings.wire.roster import Agent
 from tidings.wire.seal import is_sealed, is_sealed_task, open_sealed, open_task, readers_of
 
-#: a body may spell its characters in six bytes each; what does not fit a message is found when it is composed
-MAX_BODY = 2 * 1024 * 1024
 #: seconds a message waits to leave before it is given up
 DEFAULT_MAX_AGE = 7 * 86_400.0
-LONGEST_AGE = 30 * 86_400.0
 MAX_CONTEXT = 256
 #: of who is written to: an id, a name, or `name@space`
 LONGEST_PEER = 2 * MAX_TOKEN + 1
@@ -55,31 +48,6 @@ OWN_KINDS = "dev.tidings."
 _FIELDS: dict[str, frozenset[str]] = {
     str(kind.kind): frozenset({"kind", *kind.__struct_fields__}) for kind in (TextPart, DataPart, ArtifactPart)
 }
-
-
-class SendRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a program asks to have sent: to exactly one of a channel, an agent (id or name) or a role."""
-
-    channel: str | None = None
-    agent: str | None = None
-    role: str | None = None
-    text: str | None = None
-    #: any JSON value; null is no data
-    data: Any = None
-    parts: tuple[dict[str, Any], ...] = ()
-    #: agents by id or name
-    mentions: tuple[str, ...] = ()
-    priority: wire.Priority = "next"
-    reply_to: str | None = None
-    context: str | None = None
-    id: str | None = None
-    #: seconds after which it is given up if it has not left
-    max_age: float | None = None
-    #: of a task: seconds from when the space has it, after which nobody may finish it
-    deadline: float | None = None
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,29 +63,9 @@ class Composed:
     warnings: tuple[str, ...] = ()
 
 
-def read_request(body: bytes) -> SendRequest:
-    """The request in a body; UsageError or TooLarge says what is wrong with it."""
-    if len(body) > MAX_BODY:
-        raise TooLarge(f"a request has at most {MAX_BODY} bytes, this one has {len(body)}: send an artifact reference")
-    try:
-        fields = strict_json.loads(body)
-    except MalformedMessage as error:
-        raise UsageError(f"a request is strict JSON: {error}") from error
-    return request_of(fields)
-
-
-def request_of(fields: Any) -> SendRequest:
-    """The request in a JSON value."""
-    try:
-        return msgspec.convert(fields, SendRequest, strict=True)
-    except msgspec.ValidationError as error:
-        said = "".join(c if c.isprintable() else "?" for c in str(error)[:300])
-        has = f"; a request has {', '.join(SendRequest.__struct_fields__)}" if "unknown field" in said else ""
-        raise UsageError(f"this cannot be sent: {said}{has}") from error
-
-
 def compose_request(request: SendRequest, identity: Identity, directory: Seen, *, role: str | None = None) -> Composed:
     """The request as a message of this agent, with what the directory knows. `role`: the one it wants to speak in."""
+    check_request(request)
     agents = list(directory.agents())
     row = next((agent for agent in agents if agent.id == identity.id), None)
     unheard = directory.unheard
@@ -273,24 +221,20 @@ def _parts(request: SendRequest) -> tuple[Part, ...]:
     return wire.read_parts(request.parts)
 
 
-def _check(request: SendRequest) -> None:
-    """Everything that can be said without knowing who asks."""
+def check_request(request: SendRequest) -> None:
+    """Raises UsageError for what is wrong whoever asks."""
     _check_destination(request)
     given = (request.text is not None) + (request.data is not None) + len(request.parts)
     if not given:
         raise UsageError("a message needs `text`, `data` or `parts`")
     if given + (request.deadline is not None) > MAX_PARTS:
         raise UsageError(f"a message has at most {MAX_PARTS} parts, this one has {given}: text and data are parts too")
-    if len(request.mentions) > MAX_MENTIONS:
-        raise UsageError(f"a message mentions at most {MAX_MENTIONS} agents, not {len(request.mentions)}")
     for name, value in (("id", request.id), ("reply_to", request.reply_to)):
         if value is not None and not is_message_id(value):
             raise UsageError(f"`{name}` {value[:64]!r} is not a message id: a UUIDv7 in lower case")
     context = request.context
     if context is not None and (not 0 < len(context) <= MAX_CONTEXT or any(c < " " or c == "\x7f" for c in context)):
         raise UsageError(f"`context` is 1 to {MAX_CONTEXT} characters without control characters")
-    if request.max_age is not None and not 0 < request.max_age <= LONGEST_AGE:
-        raise UsageError(f"`max_age` is a number of seconds, more than 0 and at most {LONGEST_AGE:.0f} (30 days)")
 
 
 def _check_destination(request: SendRequest) -> None:

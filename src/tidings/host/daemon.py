@@ -30,11 +30,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tidings.client.host_http import socket_path
 from tidings.errors import DeniedError, HostRuns, SpaceBusy, TidingsError
+from tidings.host import mail_handlers, operator_handlers, space_handlers
 from tidings.host.claims import Claims
 from tidings.host.host import Host
-from tidings.host.http_api import AppState, application
+from tidings.host.http_api import AppState, HostApi
 from tidings.host.mailbox import HOST_PATIENCE, held_mail
 from tidings.host.sessions import Sessions
+from tidings.rpc.dispatch import handlers_of
 from tidings.server.config import LOG_FILE_BYTES, LOG_FILES
 from tidings.util.private_files import lock_holder, lock_pid, locked, private_dir
 from tidings.util.private_sockets import bind, peer_uid
@@ -235,7 +237,9 @@ class Daemon:
             await self._close()
 
     async def _serve(self, app: AppState, path: Path, listener: socket.socket) -> None:
-        server = HostServer(application(app), self.stopping, self._protocol)
+        handlers = handlers_of("host", mail_handlers, space_handlers, operator_handlers)
+        api = HostApi(app, handlers, space_handlers.forward, mail_handlers.events)
+        server = HostServer(api, self.stopping, self._protocol)
         sweeping = [
             asyncio.create_task(app.claims.sweep(), name="claims"),
             asyncio.create_task(app.sessions.sweep(), name="sessions"),

@@ -28,6 +28,7 @@ from tidings.client.directory import resolve_among
 from tidings.client.endpoint import Endpoint
 from tidings.client.interface import Receipt
 from tidings.client.roster import Roster
+from tidings.contract.host import SendRequest
 from tidings.errors import (
     AmbiguousPeer,
     AuthRevoked,
@@ -39,7 +40,7 @@ from tidings.errors import (
     UnknownMessage,
     UnknownPeer,
 )
-from tidings.host import outbox_views, serialise
+from tidings.host import outbox_views
 from tidings.host.agent_sessions import (
     OPEN,
     STUCK_AFTER,
@@ -49,7 +50,7 @@ from tidings.host.agent_sessions import (
     SessionPublishers,
     SessionState,
 )
-from tidings.host.compose import Composed, SendRequest, compose_again, compose_request, fingerprint_again, in_ms
+from tidings.host.compose import Composed, compose_again, compose_request, fingerprint_again, in_ms
 from tidings.host.directory import Directories
 from tidings.host.drain import STORE_RETRY, Drain
 from tidings.host.fingerprint import fingerprint_of
@@ -521,14 +522,15 @@ class Host:
             return (f"stored: {space} cannot be reached now; it leaves when it can",)
         return ()
 
-    def destination(self, row: OutboxRow) -> dict[str, str]:
-        """Whom a direct message is for, or a task for another space, by name, as far as it is known."""
+    def destination(self, row: OutboxRow) -> str | None:
+        """Returns the name of the agent of a direct message, or of the role of a task for another space; empty if it is
+        not known. None: the destination of the row is its name."""
         agents, (role, space) = self.directories.of(row.space).agents(), role_parts(row.destination)
         if row.kind == "dm":
-            return {"to_name": next((each.name for each in agents if each.id == row.destination), "")}
+            return next((each.name for each in agents if each.id == row.destination), "")
         if row.kind == "task" and space:
-            return {"to_name": next((f"{role}@{each.elsewhere}" for each in agents if each.space == space), "")}
-        return {}
+            return next((f"{role}@{each.elsewhere}" for each in agents if each.space == space), "")
+        return None
 
     async def why_it_waits(self, scope: Scope, row: OutboxRow) -> list[str]:
         """Everything that keeps a row from leaving, in sentences; nothing if it has left."""
@@ -538,7 +540,7 @@ class Host:
         lane = (row.space, row.sender, row.kind, row.destination)
         found: list[str] = []
         if (paused := self.outbox.why_paused(scope.space_id)) is not None:
-            found.append(serialise.held_back(scope.space, paused))
+            found.append(outbox_views.paused_reason(scope.space, paused))
         if not agent.session.is_connected:
             why = agent.session.health.error or "it is not connected yet"
             found.append(f"{scope.name} cannot reach {scope.space}: {why}")

@@ -5,7 +5,7 @@ counts are about all. A message that came again is not new, whatever became of t
 said and never that it came, and unread mail stays unless told otherwise. Of one sender so much is kept and no more
 (`Bound`): then what was read goes first, and what finds no room is counted and told as a notice. Notices are rows of
 their own kind. What cannot be opened is kept aside with the reason. Words are found with FTS5 where SQLite has it, else
-by comparing.
+by comparing. `inbox_message` and `quarantined_mail` make the answers of rows, for the host and without one.
 """
 
 from __future__ import annotations
@@ -13,17 +13,26 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
+from msgspec import UNSET
+
+from tidings.client.message_json import content_json, message_sender, moment
 from tidings.client.notices import Notice
 from tidings.client.state_file import KeptAs
+from tidings.contract.host import InboxMessage, QuarantinedMail
+from tidings.errors import WireError
 from tidings.host.schema import HostStore
 from tidings.util.database import Database
-from tidings.wire.names import TIDINGS
+from tidings.wire import message as wire
+from tidings.wire.message import Mention
+from tidings.wire.names import TIDINGS, short_id
+from tidings.wire.seal import is_sealed, open_sealed
+from tidings.wire.signing import KeyPair
 from tidings.wire.states import ReceiptStage
 
 Kind = Literal["channel", "direct", "notice"]
@@ -650,3 +659,66 @@ class InboxStore(HostStore):
 
     async def told(self, space: str, recipient: str, receipts: Sequence[DueReceipt]) -> None:
         await self._write(lambda c: told(c, space, recipient, receipts))
+
+
+# --- answers ---
+
+#: bytes that are shown of what could not be opened
+BEGINNING = 200
+
+
+def inbox_message(row: InboxRow, key: KeyPair | None, names: Mapping[str, str]) -> InboxMessage:
+    """Returns a row as the host shows it. `key`: its recipient's, to open what is sealed; without it only the text is
+    shown. `names`: of agents, by id. An agent that is mentioned and not among them is shown as the beginning of its
+    id: the name in the message is its sender's word."""
+    sender, content = message_sender(row.sender, row.sender_name, None), _JUST_TEXT
+    if row.kind != "notice":
+        try:
+            message = wire.decode(row.raw)
+            # of another space's agent it is the name it signed, with that space behind it
+            claimed = None if row.origin_id else message.sender.name
+            sender = message_sender(message.sender.id, row.sender_name, claimed)
+            if is_sealed(message) and key is not None:
+                message = open_sealed(key, row.sender, message)
+            if not is_sealed(message):
+                mentioned = (Mention(each.id, names.get(each.id) or short_id(each.id)) for each in message.mentions)
+                content = content_json(message, mentioned)
+        except WireError:  # it cannot be opened: its text is shown
+            pass
+    return InboxMessage(
+        **{"priority": row.priority, "reply_to": row.reply_to, "context": row.context} | content,
+        row=row.row,
+        id=row.id,
+        kind=row.kind,
+        channel=row.channel,
+        sender=sender,
+        text=row.text,
+        notice=_notice_facts(row.raw) if row.kind == "notice" else UNSET,
+        mentions_me=bool(row.mentions_me),
+        wakes=bool(row.wakes),
+        historical=bool(row.historical),
+        sealed=bool(row.sealed),
+        origin=row.origin or None,
+        origin_id=row.origin_id or None,
+        seq=row.seq,
+        time=moment(row.logged_at),
+        received=moment(row.received_at),
+        read=moment(row.read_at),
+    )
+
+
+_JUST_TEXT: dict[str, Any] = {"parts": [], "mentions": [], "mention_ids": [], "ts": None, "role": None}
+
+
+def _notice_facts(raw: bytes) -> dict[str, Any]:
+    try:
+        facts = dict(json.loads(raw))
+    except (ValueError, TypeError):  # a disk that changed a bit of it; the text is there
+        return {}
+    return {name: value for name, value in facts.items() if name != "text"}
+
+
+def quarantined_mail(found: Aside) -> QuarantinedMail:
+    """Returns something that could not be opened. Nobody has signed it: only its beginning is shown, in ASCII."""
+    begins = found.raw[:BEGINNING].decode("ascii", "backslashreplace")
+    return QuarantinedMail(found.row, found.reason, len(found.raw), begins, moment(found.received_at))

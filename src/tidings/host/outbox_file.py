@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tidings.client.message_json import to_json
 from tidings.errors import UnknownMessage
-from tidings.host import outbox_views, serialise
-from tidings.host.outbox_views import OutboxRow
+from tidings.host import outbox_views
+from tidings.host.outbox_views import OutboxRow, outbox_details, outbox_entry, paused_reason
 from tidings.host.schema import SCHEMA
 from tidings.util.database_snapshot import look
 
@@ -32,7 +33,7 @@ class OutboxFile:
         """Newest first; `before`: rows below that one."""
         states, below = (state,) if state else (), before or NEWEST
         rows = look(self.path, SCHEMA, lambda c: outbox_views.newest(c, *self._mine, states, below, limit))
-        return [serialise.owed(row) | self._destination(row) for row in rows]
+        return [to_json(outbox_entry(row, self._destination(row))) for row in rows]
 
     def outbox_row(self, message_id: str) -> Json:
         """One row, with `chain`: what it replaced and what replaced it."""
@@ -41,15 +42,13 @@ class OutboxFile:
             raise UnknownMessage(f"the outbox of {self._name} has no message {message_id}: list it to see what it has")
         waits = self._why_it_waits() if row.state in WAITING else []
         chain = look(self.path, SCHEMA, lambda c: outbox_views.chain(c, row.row))
-        return serialise.owed_with_chain(row, chain) | self._destination(row) | {"waits": waits}
+        return to_json(outbox_details(row, self._destination(row), chain, waits))
 
     def _why_it_waits(self) -> list[str]:
         """What keeps a row here: a space that was held back stays so when a host runs again."""
         spaces = look(self.path, SCHEMA, outbox_views.spaces)
         held = (each for each in spaces if each.space == self._mine[0] and each.paused_at is not None)
-        return [*(serialise.held_back(self._space, each.pause_reason) for each in held), NO_HOST]
+        return [*(paused_reason(self._space, each.pause_reason) for each in held), NO_HOST]
 
-    def _destination(self, row: OutboxRow) -> Json:
-        if row.kind != "dm":
-            return {}
-        return {"to_name": look(self.path, SCHEMA, lambda c: outbox_views.named(c, row))}
+    def _destination(self, row: OutboxRow) -> str | None:
+        return look(self.path, SCHEMA, lambda c: outbox_views.named(c, row)) if row.kind == "dm" else None

@@ -1,6 +1,7 @@
 """Looking at the outbox: one row, many in pages, how many in which state, the chain of what replaced what.
 
-Functions of a SQLite connection that only read. A row as shown here has everything but its payload.
+Functions of a SQLite connection that only read. A row as shown here has everything but its payload. `outbox_entry`
+makes the answer of a row, for the host and for files that are read without one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,12 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import asdict
+
+from tidings.client.message_json import moment
+from tidings.contract.host import OutboxDetails, OutboxEntry
 from tidings.errors import UnknownMessage
+from tidings.wire.states import ReceiptStage
 
 
 class OutboxRow(NamedTuple):
@@ -189,3 +195,41 @@ def blocks(connection: sqlite3.Connection) -> list[BlockRow]:
 def spaces(connection: sqlite3.Connection) -> list[SpaceRow]:
     columns = ", ".join(SpaceRow._fields)
     return [SpaceRow._make(one) for one in connection.execute(f"SELECT {columns} FROM outbox_space")]
+
+
+# --- answers ---
+
+
+def outbox_entry(row: OutboxRow, to_name: str | None = None) -> OutboxEntry:
+    """Returns a row as the host shows it, without its content."""
+    return OutboxEntry(
+        row=row.row,
+        id=row.id,
+        kind=row.kind,
+        to=row.destination,
+        state=row.state,
+        stage=ReceiptStage.CONFIRMED.value if row.seq is not None else "stored",
+        seq=row.seq,
+        attempts=row.attempts,
+        accepted=moment(row.accepted_at),
+        gives_up=moment(row.accepted_at + row.max_age),
+        ended=moment(row.ended_at),
+        code=row.code,
+        words=row.words,
+        cancel_asked=bool(row.cancel_asked),
+        late_seq=row.late_seq,
+        supersedes=row.supersedes,
+        superseded_by=row.superseded_by,
+        to_name=to_name,
+    )
+
+
+def outbox_details(row: OutboxRow, to_name: str | None, chain: Iterable[OutboxRow], waits: list[str]) -> OutboxDetails:
+    """Returns the same with the rows of its chain, as far as they are of the same agent."""
+    entries = [outbox_entry(each) for each in chain if (each.space, each.sender) == (row.space, row.sender)]
+    return OutboxDetails(**asdict(outbox_entry(row, to_name)), chain=entries, waits=waits)
+
+
+def paused_reason(space: str, reason: str | None) -> str:
+    """Returns why nothing leaves for a space that its user paused, and what ends that."""
+    return f"{space} is held back here{f' ({reason})' if reason else ''}: `tidings outbox resume`"

@@ -52,12 +52,13 @@ class Attention(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """A row of the roster. `last_seen` of somebody online is as old as the row; of somebody offline it is exact."""
+    """A row of the roster. `last_seen` of somebody online is as old as the row; of somebody offline it is exact. The
+    status is `unknown` if the host saw the agent earlier and the space does not answer now."""
 
     id: str
     name: str
     roles: tuple[str, ...] = ()
-    status: Status = "offline"
+    status: Status | Literal["unknown"] = "offline"
     activity: str | None = None
     model: str | None = None
     #: mode of its attention; None while it is offline

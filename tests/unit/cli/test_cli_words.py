@@ -17,9 +17,9 @@ from tidings.cli.main import main
 from tidings.cli.output import age, size
 from tidings.cli.people import life_of
 from tidings.cli.spaces import parse_settings
+from tidings.contract.catalogue import OPERATIONS, SERVED
 from tidings.contract.mail import TraceAnswer
 from tidings.errors import TidingsError, UsageError
-from tidings.host.http_api import api_routes
 
 DOCS = Path(__file__).parents[3] / "docs"
 HUGE = "99999999999999999999999"
@@ -187,8 +187,8 @@ def test_a_page_that_is_written_from_the_code_is_what_the_code_says(name: str) -
     assert (DOCS / name).read_text() == PAGES[name](), "run `make docs`"
 
 
-def test_every_route_of_the_host_says_what_it_is_for() -> None:
-    assert [route.path for route in api_routes() if not route.handler.__doc__] == []
+def test_every_operation_says_what_it_is_for() -> None:
+    assert [each.name for each in (*OPERATIONS.values(), *SERVED.values()) if not each.summary] == []
 
 
 def test_the_drawing_of_the_errors_is_their_tree() -> None:

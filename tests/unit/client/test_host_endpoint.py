@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from scripted_host import TASK, Found, ScriptedHost, ScriptedSessions, at, home_file, session_file
@@ -14,6 +15,7 @@ from tidings.client import host_endpoint_tasks
 from tidings.client.host_endpoint import HostEndpoint
 from tidings.client.host_http import Json
 from tidings.client.host_session import BorrowedSession
+from tidings.contract.host import InboxMessage
 from tidings.errors import (
     BrokerUnreachable,
     ConflictError,
@@ -25,18 +27,20 @@ from tidings.errors import (
     UsageError,
 )
 from tidings_testing.waiting import eventually
+from tools.examples import example
 
-UNREAD = "GET /v1/inbox/unread"
+UNREAD = "inbox unread"
+ROW: Json = example(msgspec.inspect.type_info(InboxMessage))
 HELD: Json = {"held": TASK | {"mine": True}}
-CLAIMS: dict[str, Any] = {"POST /v1/tasks/claim": {"task": TASK}, "GET /v1/tasks": HELD}
-DONE, FAIL = (f"POST /v1/tasks/{TASK['id']}/{how}" for how in ("done", "fail"))
+CLAIMS: dict[str, Any] = {"task claim": {"task": TASK}, "task held": HELD}
+DONE, FAIL = "task done", "task fail"
 
 
 def answering(*fails: Exception) -> ScriptedHost:
     """It says in which session it was asked."""
     host = ScriptedHost(*fails)
     host.answers[UNREAD] = lambda: {"unread": {"session": int(host.asked[-1][2] or 0)}}
-    host.answers["GET /v1/inbox"] = lambda: {"messages": [{"row": int(host.asked[-1][2] or 0)}]}
+    host.answers["inbox list"] = lambda: {"messages": [ROW | {"row": int(host.asked[-1][2] or 0)}]}
     return host
 
 
@@ -130,15 +134,15 @@ async def test_a_message_whose_outcome_is_not_known_is_handed_over_again_under_i
     async with at(host) as agent:
         with pytest.raises(OutcomeUnknown, match="under the same id"):
             await agent.send("general", "hello")
-        first, second = host.asked_for("POST /v1/send")
+        first, second = host.asked_for("message send")
         assert first == second
-        assert {**first, "id": ""} == {"channel": "general", "text": "hello", "priority": "next", "id": ""}
+        assert {**first, "id": ""} == {"channel": "general", "text": "hello", "id": "", "wait": 5.0}
 
 
 async def test_a_message_that_the_space_refused_is_the_error_of_its_code() -> None:
     host = ScriptedHost()
     told: Json = {"id": "m", "seq": None, "stage": "stored", "warnings": [], "to": None, "row": 1}
-    host.answers["POST /v1/send"] = told | {"state": "dead", "code": "denied", "why": "may not post"}
+    host.answers["message send"] = told | {"state": "dead", "code": "denied", "why": "may not post"}
     async with at(host) as agent:
         with pytest.raises(DeniedError, match="message m was not sent: may not post"):
             await agent.send("secret", "hello", id="m")
@@ -162,7 +166,7 @@ async def test_closing_ends_the_session_even_if_the_host_does_not_hear_it() -> N
         host.fails = [HostUnreachable("gone")]
         await agent.close()
         await agent.close()
-    assert [asked for asked, _, _ in host.asked] == ["DELETE /v1/sessions/me"]
+    assert [asked for asked, _, _ in host.asked] == ["session end"]
     assert (find.times, host.closed) == (1, True)
 
 
@@ -174,7 +178,7 @@ async def test_whoever_closes_it_once_more_waits_until_it_is_closed() -> None:
         await may_end.wait()
         return {}
 
-    host.answers["DELETE /v1/sessions/me"] = late
+    host.answers["session end"] = late
     async with at(host) as agent:
         first, second = asyncio.create_task(agent.close()), asyncio.create_task(agent.close())
         await eventually(lambda: host.asked != [], what="the session is ended")
@@ -219,16 +223,16 @@ async def test_signs_of_life_are_given_while_a_task_is_held_and_end_when_it_was_
         job = await claimed(host, agent)
         lost: list[Exception] = []
         agent.on("error", lost.append)
-        await eventually(lambda: len(host.asked_for("GET /v1/tasks")) >= 3, what="several signs of life")
+        await eventually(lambda: len(host.asked_for("task held")) >= 3, what="several signs of life")
         assert (job.lost, await agent.claimed(TASK["id"])) == (None, job)
-        host.answers["GET /v1/tasks"] = {"held": None}
+        host.answers["task held"] = {"held": None}
         await eventually(lambda: job.lost, what="it knows that the host gave it back")
-        signs = len(host.asked_for("GET /v1/tasks"))
+        signs = len(host.asked_for("task held"))
         assert [type(each) for each in lost] == [ConflictError]
         with pytest.raises(UnknownMessage, match="holds no task"):
             await agent.claimed(TASK["id"])
         await asyncio.sleep(0.05)
-        assert len(host.asked_for("GET /v1/tasks")) == signs + 1, "no sign of life for what is lost"
+        assert len(host.asked_for("task held")) == signs + 1, "no sign of life for what is lost"
 
 
 @pytest.mark.parametrize(
@@ -246,8 +250,8 @@ async def test_a_sign_of_life_that_was_not_heard_is_given_again_and_one_without_
         if lost:
             await eventually(lambda: job.lost, what="what the session held is lost")
         else:
-            heard = len(host.asked_for("GET /v1/tasks"))
-            await eventually(lambda: len(host.asked_for("GET /v1/tasks")) > heard, what="another sign of life")
+            heard = len(host.asked_for("task held"))
+            await eventually(lambda: len(host.asked_for("task held")) > heard, what="another sign of life")
             assert job.lost is None
 
 
@@ -256,11 +260,11 @@ async def test_a_task_that_comes_for_a_call_that_was_given_up_goes_back() -> Non
     async with at(host) as agent:
         await give_up_claiming(host, agent)
         await eventually(lambda: host.asked_for(FAIL), what="it is given back")
-        assert host.asked_for(FAIL) == [{"reason": "the call that claimed it was given up"}]
+        assert host.asked_for(FAIL) == [{"id": TASK["id"], "reason": "the call that claimed it was given up"}]
 
 
 async def give_up_claiming(host: ScriptedHost, agent: HostEndpoint) -> None:
-    host.answers |= {"POST /v1/tasks/claim": host.never, "GET /v1/tasks": HELD}
+    host.answers |= {"task claim": host.never, "task held": HELD}
     before = host.waiting
     claiming = asyncio.create_task(agent.claim("reviewer", 30))
     await eventually(lambda: host.waiting > before, what="it is asked")
@@ -273,13 +277,13 @@ async def test_a_task_that_another_call_has_or_waits_for_stays_when_one_is_given
     async with at(host) as agent:
         job = await claimed(host, agent)
         await give_up_claiming(host, agent)
-        await eventually(lambda: host.asked_for("GET /v1/tasks"), what="it looked what there is to give back")
+        await eventually(lambda: host.asked_for("task held"), what="it looked what there is to give back")
         await job.done("it is")
         waits = asyncio.create_task(agent.claim("reviewer", 30))
         await eventually(lambda: host.waiting == 1, what="another call waits")
-        looks = len(host.asked_for("GET /v1/tasks"))
+        looks = len(host.asked_for("task held"))
         await give_up_claiming(host, agent)
-        await eventually(lambda: len(host.asked_for("GET /v1/tasks")) > looks, what="it looked again")
+        await eventually(lambda: len(host.asked_for("task held")) > looks, what="it looked again")
         await asyncio.sleep(0.02)
         assert host.asked_for(FAIL) == []
         waits.cancel()
@@ -291,7 +295,7 @@ async def test_a_task_that_was_given_back_and_came_again_is_another_job() -> Non
     async with at(host) as agent:
         first = await claimed(host, agent)
         assert await agent.claim("reviewer") == first
-        host.answers["POST /v1/tasks/claim"] = {"task": TASK | {"attempt": 2}}
+        host.answers["task claim"] = {"task": TASK | {"attempt": 2}}
         second = await agent.claim("reviewer")
         assert second is not None
         assert (second.attempt, second.lost) == (2, None)
@@ -304,8 +308,8 @@ async def test_what_an_earlier_program_of_the_session_claimed_can_be_finished() 
     host.answers |= CLAIMS
     async with at(host) as agent:
         await (await agent.claimed(TASK["id"])).done("it is")
-        assert host.asked_for(DONE) == [{"text": "it is", "data": None}]
-        host.answers["GET /v1/tasks"] = {"held": TASK | {"mine": False}}
+        assert host.asked_for(DONE) == [{"id": TASK["id"], "text": "it is"}]
+        host.answers["task held"] = {"held": TASK | {"mine": False}}
         with pytest.raises(UnknownMessage, match="holds no task"):
             await agent.claimed(TASK["id"])
 
@@ -337,7 +341,7 @@ async def test_a_job_whose_end_is_not_known_can_be_settled_again() -> None:
 @pytest.mark.parametrize("state", ["done", "dead", "cancelled"])
 async def test_a_task_of_which_nothing_more_comes_is_not_waited_for(state: str) -> None:
     host = ScriptedHost()
-    host.answers["GET /v1/tasks/m"] = {"state": state}
+    host.answers["task state"] = {"state": state, "message": None}
     async with at(host) as agent:
         async with asyncio.timeout(5):
             assert (await agent.task("m", None)).state == state
@@ -349,7 +353,7 @@ async def test_closing_gives_back_what_is_claimed_and_ends_the_session() -> None
     async with at(host) as agent:
         job = await claimed(host, agent)
     assert job.settled
-    assert [asked for asked, _, _ in host.asked][-2:] == [FAIL, "DELETE /v1/sessions/me"]
+    assert [asked for asked, _, _ in host.asked][-2:] == [FAIL, "session end"]
 
 
 # --- sessions in files ---

@@ -697,33 +697,33 @@ async def test_a_task_that_the_host_gave_back_is_not_called_held() -> None:
 
 async def test_a_task_that_comes_after_its_call_was_given_up_goes_back() -> None:
     host = ScriptedHost()
-    host.answers["POST /v1/tasks/claim"] = host.never
+    host.answers["task claim"] = host.never
     async with at(host) as agent, Client(build_server(agent)) as client:
         claiming = asyncio.create_task(client.call_tool("claim_task", {"role": "reviewer", "wait": 30}))
         await eventually(lambda: host.waiting, what="the claim is asked")
-        host.answers["GET /v1/tasks"] = {"held": TASK | {"mine": True}}
+        host.answers["task held"] = {"held": TASK | {"mine": True}}
         claiming.cancel()
         await asyncio.gather(claiming, return_exceptions=True)
-        given_back = f"POST /v1/tasks/{TASK['id']}/fail"
+        given_back = "task fail"
         await eventually(lambda: host.asked_for(given_back), what="the task is given back")
-        assert host.asked_for(given_back) == [{"reason": "the call that claimed it was given up"}]
+        assert host.asked_for(given_back) == [{"id": TASK["id"], "reason": "the call that claimed it was given up"}]
 
 
 async def test_a_task_that_is_held_stays_so_if_a_second_claim_is_given_up() -> None:
     host = ScriptedHost()
-    host.answers |= {"POST /v1/tasks/claim": {"task": TASK}, "GET /v1/tasks": {"held": TASK | {"mine": True}}}
+    host.answers |= {"task claim": {"task": TASK}, "task held": {"held": TASK | {"mine": True}}}
     async with at(host) as agent, Client(build_server(agent)) as client:
         await client.call_tool("claim_task", {"role": "reviewer"})
-        host.answers["POST /v1/tasks/claim"] = host.never
+        host.answers["task claim"] = host.never
         claiming = asyncio.create_task(client.call_tool("claim_task", {"role": "reviewer", "wait": 30}))
         await eventually(lambda: host.waiting, what="the claim is asked")
         claiming.cancel()
         await asyncio.gather(claiming, return_exceptions=True)
-        await eventually(lambda: host.asked_for("GET /v1/tasks"), what="it looks what there is to give back")
+        await eventually(lambda: host.asked_for("task held"), what="it looks what there is to give back")
         done = await client.call_tool("finish_task", {"id": TASK["id"], "outcome": "done"})
         assert done.structured_content == {"id": short(TASK["id"]), "state": "done"}
-    assert host.asked_for(f"POST /v1/tasks/{TASK['id']}/fail") == []
-    assert host.asked_for(f"POST /v1/tasks/{TASK['id']}/done") == [{"text": "", "data": None}]
+    assert host.asked_for("task fail") == []
+    assert host.asked_for("task done") == [{"id": TASK["id"], "text": ""}]
 
 
 async def test_a_task_whose_end_the_space_does_not_hear_in_time_may_be_finished_again(
@@ -731,8 +731,8 @@ async def test_a_task_whose_end_the_space_does_not_hear_in_time_may_be_finished_
 ) -> None:
     monkeypatch.setattr(tools, "SETTLED_WITHIN", 0.05)
     host = ScriptedHost()
-    done = f"POST /v1/tasks/{TASK['id']}/done"
-    host.answers |= {"POST /v1/tasks/claim": {"task": TASK}, done: host.never}
+    done = "task done"
+    host.answers |= {"task claim": {"task": TASK}, done: host.never}
     async with at(host) as agent, Client(build_server(agent)) as client:
         await client.call_tool("claim_task", {"role": "reviewer"})
         asked = {"id": TASK["id"], "outcome": "done"}
