@@ -46,7 +46,9 @@ def handlers_of(server: Server, *parts: object, complete: bool = True) -> dict[s
     unless the set may be incomplete."""
     found: dict[str, Callable[..., Awaitable[Any]]] = {}
     for part in parts:
-        for name, function in vars(part if inspect.ismodule(part) else type(part)).items():
+        owner = part if inspect.ismodule(part) else type(part)
+        for name in dir(owner):  # inherited ones too
+            function = inspect.getattr_static(owner, name)
             operation = getattr(function, "operation", None)
             if inspect.isfunction(function) and operation is not None and operation.server == server:
                 found[operation.name] = getattr(part, name)

@@ -59,6 +59,11 @@ def test_a_steward_does_not_start_while_an_operation_has_no_handler(monkeypatch:
     monkeypatch.setitem(DECLARED, "steward", {"member list": MembershipsRequest.operation})
     assert set(handlers_of("steward", One())) == {"member list"}
 
+    class Derived(One):
+        pass
+
+    assert set(handlers_of("steward", Derived())) == {"member list"}, "what is inherited counts"
+
 
 def test_no_part_takes_the_steward_itself() -> None:
     """Import-linter holds the modules; this holds what is only written in quotes or as `Any`."""
