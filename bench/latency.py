@@ -197,7 +197,7 @@ async def settling(bob: AgentClient) -> AsyncIterator[Settled]:
         await asyncio.wait({taking}, timeout=5)
 
 
-async def talk(space: RealSpace, ada: tidings.Endpoint, settled: Settled, count: int) -> dict[str, float]:
+async def talk(space: RealSpace, ada: tidings.DirectAgent, settled: Settled, count: int) -> dict[str, float]:
     live: dict[int, float] = {}
     sent: dict[int, float] = {}
     async with tidings.connect("main", name="cal", channels=[CHANNEL], home=space.home.home) as cal:

@@ -215,7 +215,7 @@ class Bench:
         return found
 
 
-def _endpoint(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+def _endpoint(space: RealSpace, name: str, **options: Any) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 

@@ -26,7 +26,7 @@ TEXT = "x" * 200
 ARRIVED: list[float] = []
 
 
-async def endpoint_times(sender: tidings.Endpoint, reader: tidings.Endpoint) -> list[float]:
+async def endpoint_times(sender: tidings.DirectAgent, reader: tidings.DirectAgent) -> list[float]:
     times = []
     for _ in range(SAMPLES):
         started = time.perf_counter()

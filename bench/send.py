@@ -24,7 +24,7 @@ WINDOW = 256
 TEXT = "x" * 200
 
 
-async def endpoint_rate(sender: tidings.Endpoint, seconds: float) -> float:
+async def endpoint_rate(sender: tidings.DirectAgent, seconds: float) -> float:
     sent = 0
     end = time.perf_counter() + seconds
 

@@ -50,16 +50,16 @@ async def until(seconds: float, lanes: list[Callable[[], Awaitable[None]]]) -> f
 
 
 async def desk_rate(
-    askers: list[tidings.Endpoint], workers: list[tidings.Endpoint], role: str, seconds: float
+    askers: list[tidings.DirectAgent], workers: list[tidings.DirectAgent], role: str, seconds: float
 ) -> float:
     """Each lane asks and waits for its result; the workers take whatever is there. A role of its own for each run."""
 
-    async def work(worker: tidings.Endpoint) -> None:
+    async def work(worker: tidings.DirectAgent) -> None:
         async with aclosing(cast("AsyncGenerator[Job]", worker.work(role))) as jobs:
             async for job in jobs:
                 await job.done("done")
 
-    def lane(asker: tidings.Endpoint) -> Callable[[], Awaitable[None]]:
+    def lane(asker: tidings.DirectAgent) -> Callable[[], Awaitable[None]]:
         async def ask() -> None:
             ticket = await asker.ask(role, TEXT, timeout=30)
             await ticket.result(60)
@@ -119,7 +119,7 @@ async def bare_queue(js: JetStream) -> None:
     await js.api("CONSUMER.CREATE.BARE.bench", {"stream_name": "BARE", "config": {"name": "bench", **config}})
 
 
-async def endpoint(space: RealSpace, stack: AsyncExitStack, name: str, roles: list[str]) -> tidings.Endpoint:
+async def endpoint(space: RealSpace, stack: AsyncExitStack, name: str, roles: list[str]) -> tidings.DirectAgent:
     await space.add(name, roles=roles)
     return await stack.enter_async_context(tidings.connect("main", name=name, home=space.home.home))
 

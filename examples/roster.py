@@ -10,10 +10,10 @@ async def main() -> None:
         tidings.connect(name="ada", channels=["lounge"]) as ada,
         tidings.connect(name="bob", channels=["lounge"]) as bob,
     ):
-        seen: asyncio.Queue[tidings.Agent] = asyncio.Queue()
+        seen: asyncio.Queue[tidings.AgentEntry] = asyncio.Queue()
         ada.on("presence", seen.put_nowait)
-        bob.set_attention("focus")
-        bob.set_status("working", "reading the diff")
+        bob.transport.presence.set_attention("focus")
+        await bob.announce("working", "reading the diff")
         while (agent := await asyncio.wait_for(seen.get(), 10)).activity != "reading the diff":
             pass
         print(f"{agent.name} is {agent.status}: {agent.activity} ({agent.attention})")

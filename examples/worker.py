@@ -8,7 +8,7 @@ import asyncio
 import tidings
 
 
-async def review(carol: tidings.Endpoint) -> None:
+async def review(carol: tidings.DirectAgent) -> None:
     async for job in carol.work("reviewer"):  # one at a time; while it is held, nobody else gets it
         print(f"carol reviews for {job.asker.name}: {job.text}")
         await job.done("looks good")  # or job.fail("cannot build", retry=True)

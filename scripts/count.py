@@ -5,7 +5,7 @@ which varies. A better one becomes the record, except with `--check`, as in CI. 
 raise the lines of its package: by hand in that file, in the same commit, with the reason in its message.
 
 **The path of a message** is measured on a real space with real processes; the steward, the broker and the pipeline are
-not on it. `channel`: from `Endpoint.send` until it has returned, and in the receiving program until `next_message` has.
+not on it. `channel`: from `Agent.send` until it has returned, and in the receiving program until `next_message` has.
 `host`: from a program's `send` through the host until it has returned, and in the host until the other agent's inbox
 has the message and the host is done with it. After a warm-up one message at a time is traced, several times, and what
 is not entered every time (beats, rosters, retries) is not on the path. Then

@@ -67,7 +67,7 @@ from tidings.steward.retention import DEFAULT_SHARE, RECORD_OVERHEAD, stored_siz
 from tidings.steward.roster import RosterTable
 from tidings.wire.frames import SECRET_BYTES, BlockSealer, encode_frame
 from tidings.wire.records import StoredRecord, encode_headers
-from tidings.wire.roster import Agent, Attention, Delta, sign_delta
+from tidings.wire.roster import AgentEntry, Attention, Delta, sign_delta
 
 ROOT = Path(__file__).parents[1]
 SIZES = (100, 1_000, 10_000, 100_000)
@@ -223,7 +223,7 @@ def _measure_snapshot(roster: RosterTable, found: Figures) -> None:
     found["snapshot_pages"] = len(answers)
     found["snapshot_bytes"] = sum(map(len, answers))
     tracemalloc.start()
-    held = [msgspec.convert(row, Agent) for each in answers for row in json.loads(each)["rows"]]
+    held = [msgspec.convert(row, AgentEntry) for each in answers for row in json.loads(each)["rows"]]
     found["roster_held_bytes"] = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     del held

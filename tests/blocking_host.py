@@ -1,6 +1,6 @@
 """The host's HTTP API as a foreign program uses it: the standard library over its unix socket, blocking, in any thread.
 
-It shares nothing with `tidings.client.host_endpoint`, so that what the tests say of the host holds for both.
+It shares nothing with `tidings.client.host_transport`, so that what the tests say of the host holds for both.
 
     client = HostClient.find(home)                        None if no host runs
     session = client.session(identity, receive=True)      or client.resume(SessionFile.read(path))

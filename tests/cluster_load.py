@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 
 from foreign import connect
-from tidings.client.endpoint import Endpoint
+from tidings.client.direct_transport import DirectAgent
 from tidings.errors import TidingsError
 from tidings.nats.errors import NatsError
 from tidings.server.nats_server import Broker
@@ -72,18 +72,18 @@ class Load:
 
         await eventually(enough, within=60, what=f"{count} more are confirmed")
 
-    async def _send(self, agent: Endpoint) -> None:
+    async def _send(self, agent: DirectAgent) -> None:
         """One after the other; one that was not answered is sent again under its id."""
         while not self._stop.is_set():
             await self.send_one(agent)
 
-    async def send_one(self, agent: Endpoint) -> None:
+    async def send_one(self, agent: DirectAgent) -> None:
         confirmed = self.history.sending(agent.name, "general")
         told = await insist(lambda: agent.send("general", "x", id=confirmed.id), within=60)
         confirmed(told.seq)
         self.acknowledged += 1
 
-    async def _take(self, agent: Endpoint) -> None:
+    async def _take(self, agent: DirectAgent) -> None:
         async for message in agent.messages():
             self.history.took(agent.name, message)
             self._read[agent.name] += 1

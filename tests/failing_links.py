@@ -145,7 +145,7 @@ class Talk:
 class Reader:
     """An agent that reads along, and settles what it read."""
 
-    def __init__(self, endpoint: tidings.Endpoint) -> None:
+    def __init__(self, endpoint: tidings.DirectAgent) -> None:
         self.endpoint = endpoint
         self.read: Words = {}
 

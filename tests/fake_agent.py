@@ -1,6 +1,6 @@
-"""Agents without a host and without a broker: `HostEndpoint` as the MCP server sees it, in memory.
+"""Agents without a host and without a broker: a third transport, `HostTransport` as the MCP server sees it, in memory.
 
-    bob = FakeAgent()                    bob of a space of his own, with ada in it
+    bob = fake_agent()                   bob of a space of his own, with ada in it
     FakeSpace().agent("ada")             one of several agents that talk with each other
 
 It keeps everything it was asked. `tests/contract/test_agent_interface.py` holds it to the interface, and
@@ -17,19 +17,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tidings.client.agent import Agent
 from tidings.client.directory import resolve_among
 from tidings.client.host_http import Json, ServerEvent
-from tidings.client.incoming import Events, Incoming, Past
-from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left, Receipt
+from tidings.client.incoming import Events, Inbox, Past
 from tidings.client.message_json import content_json, read_message
-from tidings.client.redelivery import Retry
-from tidings.client.tasks import Job, TaskResult, TaskTicket
+from tidings.client.redelivery import Retry, UnreadRows
+from tidings.client.tasks import Job, TaskResult
+from tidings.client.transport import Addressee, Agents, Joined, Left, Receipt, Transport
 from tidings.contract.core import Request
 from tidings.contract.host import HostTrace, OutboxEntry
 from tidings.contract.mail import DeadTaskRow, TracedReceipt
 from tidings.errors import (
     AuthRevoked,
-    ConnectionLost,
     DeniedError,
     HostUnreachable,
     IdReused,
@@ -37,11 +37,12 @@ from tidings.errors import (
     UnknownMessage,
     UsageError,
 )
+from tidings.util.task_ends import end_tasks
 from tidings.wire import message as wire
-from tidings.wire.message import Mention, Message, Sender, write_parts
-from tidings.wire.names import check_channel, covers_any, covers_pattern, unmarked
-from tidings.wire.roster import Agent, Status
-from tidings.wire.states import ReceiptStage
+from tidings.wire.message import Draft, Mention, Message, Sender, write_parts
+from tidings.wire.names import check_channel, covers_any, covers_pattern
+from tidings.wire.roster import AgentEntry, Status
+from tidings.wire.states import ReceiptStage, has_reached
 
 A = TypeVar("A")
 
@@ -109,7 +110,7 @@ class Task:
     asker: Sender
     state: str = "queued"
     attempt: int = 0
-    holder: FakeAgent | None = None
+    holder: FakeTransport | None = None
     reasons: list[str] = field(default_factory=list)
     result: TaskResult | None = None
 
@@ -119,11 +120,13 @@ class FakeSpace:
 
     def __init__(self, name: str = "main") -> None:
         self.name = name
-        self.agents: list[Agent] = []
+        self.agents: list[AgentEntry] = []
         self.boxes: dict[str, Box] = {}
         #: what was said in channels, as rows
         self.said: list[Json] = []
         self.tasks: list[Task] = []
+        #: final stages of direct messages that were not read, by their ids
+        self.ended: dict[str, ReceiptStage] = {}
         self.seq = 0
         self._changed = asyncio.Event()
 
@@ -131,12 +134,20 @@ class FakeSpace:
         self, name: str, *, read: Sequence[str] = ANYWHERE, post: Sequence[str] = ANYWHERE, roles: Sequence[str] = ()
     ) -> str:
         key = "U" + name[0].upper() * 55
-        self.agents.append(Agent(id=key, name=name, roles=tuple(roles), status="idle"))
+        self.agents.append(AgentEntry(id=key, name=name, roles=tuple(roles), status="idle"))
         self.boxes[key] = Box({"roles": list(roles), "read": list(read), "post": list(post), "manage": []})
         return key
 
-    def agent(self, name: str, **options: Any) -> FakeAgent:
-        return FakeAgent(resolve_among(self.agents, name).id, self, **options)
+    def agent(self, name: str, *, channels: Sequence[str] = (), retry: Retry | None = None) -> FakeAgent:
+        return Agent(FakeTransport(resolve_among(self.agents, name).id, self, retry=retry), channels=channels)
+
+    def revoke(self, name: str) -> None:
+        """An agent is gone; what it had not read is undeliverable."""
+        gone = resolve_among(self.agents, name)
+        self.agents.remove(gone)
+        unread = [row for row in self.boxes[gone.id].rows if row["kind"] == "direct" and not row["read"]]
+        self.ended.update(dict.fromkeys((row["id"] for row in unread), ReceiptStage.UNDELIVERABLE))
+        self.change()
 
     def next_seq(self) -> int:
         self.seq += 1
@@ -179,23 +190,19 @@ def _own_space() -> FakeSpace:
     return space
 
 
-class FakeAgent(AgentInterface):
+class FakeTransport(Transport):
     """A program of an agent. `down` is what everything that needs the space raises."""
 
     via = "host"
 
-    def __init__(
-        self,
-        key: str = BOB,
-        space: FakeSpace | None = None,
-        *,
-        channels: Sequence[str] = (),
-        retry: Retry | None = None,
-    ) -> None:
+    def __init__(self, key: str = BOB, space: FakeSpace | None = None, *, retry: Retry | None = None) -> None:
         self.world = space or _own_space()
         self.box = self.world.boxes[key]
-        self._key, self._boot, self._retry = key, channels, retry or Retry()
+        self._key = key
+        self.queue = Inbox()
         self.events = Events()
+        self._unread = UnreadRows(self.queue, self.events, retry or Retry(), self._read)
+        self._receiving: asyncio.Task[None] | None = None
         self.down: TidingsError | None = None
         self.closed = False
         #: how long it said nothing, for its agent's other programs
@@ -209,9 +216,6 @@ class FakeAgent(AgentInterface):
         self.ended: list[tuple[Any, ...]] = []
         self.followed: list[int | None] = []
         self._broken: list[TidingsError] = []
-        #: rows that the program has, by number, and how often
-        self._handed: dict[int, int] = {}
-        self._returned: set[int] = set()
         self._jobs: dict[str, Job] = {}
 
     @property
@@ -269,60 +273,57 @@ class FakeAgent(AgentInterface):
     # --- life ---
 
     async def open(self) -> None:
-        for each in self._boot:
-            await self.join(each)
+        """Nothing has to be reached."""
 
     async def close(self) -> None:
         self.closed = True
         if self.box.holds is not None and self.box.holds.holder is self:
             await self.give_up(self._job(self.box.holds), "left unfinished", retry=True)
+        await end_tasks([self._receiving])
+        self._unread.close()
+        self.queue.close(asyncio.CancelledError())
         self.world.change()
-
-    def on(self, event: str, callback: Callable[[Any], Any]) -> None:
-        self.events.on(event, callback)
 
     # --- sending ---
 
-    async def _send(self, channel: str, draft: Draft, timeout: float) -> Receipt:
+    async def send(self, addressee: Addressee, to: str, draft: Draft, timeout: float) -> Receipt:
+        if addressee == "channel":
+            return self._send_to_channel(to, draft, timeout)
+        composed = self._composed(draft)
+        target = resolve_among(self.world.agents, to).id if addressee == "agent" else to
+
+        def leave(seq: int) -> None:
+            if addressee == "agent":
+                self.world.put(target, self._row(composed, "direct", seq, sealed=True))
+            else:
+                self.world.tasks.append(Task(seq, to, composed, composed.sender))
+                self.world.change()
+
+        if addressee == "agent":
+            return self._hand_over("dm", target, {"to": to}, composed, timeout, leave)
+        return self._hand_over("task", to, {"role": to, "deadline": draft.deadline}, composed, timeout, leave)
+
+    def _send_to_channel(self, channel: str, draft: Draft, timeout: float) -> Receipt:
         named = [each if isinstance(each, str) else each.id for each in draft.mentions]
         meant = [resolve_among(self.world.agents, each) for each in named]
-        said = self._composed(draft, meant)
+        composed = self._composed(draft, meant)
 
         def leave(seq: int) -> str | None:
             if not covers_any(self.box.access["post"], channel):
                 return f"may not post to {channel}"
-            row = self._row(said, "channel", seq, meant, channel=channel)
+            row = self._row(composed, "channel", seq, meant, channel=channel)
             self.world.said.append(row)
             for key, box in self.world.boxes.items():
                 if key != self.id and covers_any(box.joined, channel):
                     self.world.put(key, row | {"mentions_me": key in row["mention_ids"]})
             return None
 
-        return self._hand_over("chat", channel, {"channel": channel, "mentions": named}, said, timeout, leave)
+        return self._hand_over("chat", channel, {"channel": channel, "mentions": named}, composed, timeout, leave)
 
-    async def _dm(self, to: str, draft: Draft, timeout: float) -> Receipt:
-        whom = resolve_among(self.world.agents, to).id
-        said = self._composed(draft)
-
-        def leave(seq: int) -> None:
-            self.world.put(whom, self._row(said, "direct", seq, sealed=True))
-
-        return self._hand_over("dm", whom, {"to": to}, said, timeout, leave)
-
-    async def _ask(self, role: str, draft: Draft, timeout: float) -> TaskTicket:
-        said = self._composed(draft)
-
-        def leave(seq: int) -> None:
-            self.world.tasks.append(Task(seq, role, said, said.sender))
-            self.world.change()
-
-        asked = {"role": role, "deadline": draft.deadline}
-        return TaskTicket(self._hand_over("task", role, asked, said, timeout, leave), role, self)
-
-    def _composed(self, draft: Draft, meant: Iterable[Agent] = ()) -> Message:
+    def _composed(self, draft: Draft, meant: Iterable[AgentEntry] = ()) -> Message:
         return draft.compose(Sender(self.id, self.name), [Mention(each.id, each.name) for each in meant])
 
-    def _row(self, said: Message, kind: str, seq: int, meant: Iterable[Agent] = (), **changed: Any) -> Json:
+    def _row(self, said: Message, kind: str, seq: int, meant: Iterable[AgentEntry] = (), **changed: Any) -> Json:
         mentioned = [Mention(each.id, each.name) for each in meant]
         by = {"id": said.id, "kind": kind, "from": {"id": self.id, "name": self.name}, "seq": seq}
         return message(0, said.text) | by | content_json(said, mentioned) | changed
@@ -359,18 +360,16 @@ class FakeAgent(AgentInterface):
         whom = to if kind == "dm" else None
         return Receipt(said.id, shown["seq"] or 0, shown["stage"], to=whom, row=row["row"], state=shown["state"])
 
-    async def receipt(
-        self, sent: Receipt | str, stage: str = "delivered", *, timeout: float = 30.0, to: str | None = None
-    ) -> Receipt:
+    async def receipt(self, sent: Receipt | str, stage: str, to: str | None, wait: float) -> Receipt:
         mid = sent if isinstance(sent, str) else sent.id
         row = self.box.outbox[mid]
 
-        def reached() -> str:
+        def current() -> str:
             (came,) = [each for each in self.world.boxes[row["to"]].rows if each["id"] == mid]
-            return "read" if came["read"] else "delivered"
+            return self.world.ended.get(mid) or ("read" if came["read"] else "delivered")
 
-        await self.world.until(lambda: reached() in (stage, "read"), timeout)
-        return Receipt(mid, row["seq"] or 0, reached(), to=to or row["to"])
+        await self.world.until(lambda: has_reached(current(), stage), wait)
+        return Receipt(mid, row["seq"] or 0, current(), to=to or row["to"])
 
     # --- the outbox and the inbox ---
 
@@ -424,9 +423,9 @@ class FakeAgent(AgentInterface):
         del starts
         return [row for row in self.rows if message_id in (row["id"], row["reply_to"])]
 
-    async def ids_ending(self, ending: str) -> list[str]:
+    def _message_ids(self, ending: str) -> Json:
         known = {*self.box.outbox, *(str(row["id"]) for row in self.rows)}
-        return sorted(each for each in known if each.endswith(ending))
+        return {"ids": sorted(each for each in known if each.endswith(ending))}
 
     async def newest_row(self) -> int:
         return max((row["row"] for row in self.rows), default=0)
@@ -445,60 +444,30 @@ class FakeAgent(AgentInterface):
 
     # --- receiving as a program does ---
 
-    async def messages(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
-        while not self.closed:
-            try:
-                incoming = await self.next_message()
-            except ConnectionLost:
-                return
-            yield incoming
-            if not manual_ack:
-                await incoming.ack()
+    async def receive(self) -> None:
+        if self._receiving is None:
+            self._receiving = asyncio.create_task(self._hand_out())
 
-    async def next_message(self, timeout: float | None = None) -> Incoming:
-        async with asyncio.timeout(timeout):
-            found = await self.world.until(lambda: self.closed or self._waiting(), None)
-        if self.closed:
-            raise ConnectionLost("this endpoint is closed")
-        return self._hand_out(found[0])
+    async def _hand_out(self) -> None:
+        newest = 0
+        while True:
+            changed = self.world.next_change()
+            for row in [each for each in self.rows if each["row"] > newest]:
+                newest = row["row"]
+                if not row["read"] and row["kind"] != "notice":
+                    await self.queue.wait_for_room()
+                    self._unread.hand_out(newest, read_message(row))
+            await changed.wait()
 
-    def _waiting(self) -> list[Json]:
-        rows = [row for row in self.rows if not row["read"] and row["kind"] != "notice"]
-        return [row for row in rows if row["row"] not in self._handed or row["row"] in self._returned]
-
-    def _hand_out(self, row: Json) -> Incoming:
-        number = row["row"]
-        attempt = self._handed[number] = self._handed.get(number, 0) + 1
-        self._returned.discard(number)
-        incoming = read_message(row)
-        incoming.durable, incoming.attempt, incoming.redelivered = True, attempt, attempt > 1
-
-        async def settle() -> None:
-            await self.mark_read([number])
-
-        async def keep() -> None:
-            """It stays unread."""
-
-        async def give_back(_: Incoming, delay: float | None, __: str) -> None:
-            if not self._retry.is_over(attempt):
-                pause = self._retry.pause(attempt) if delay is None else delay
-                asyncio.get_running_loop().call_later(pause, again)
-
-        def again() -> None:
-            self._returned.add(number)
-            self.world.change()
-
-        incoming._settle, incoming._keep, incoming._nak = settle, keep, give_back
-        self.events.emit("message", incoming)
-        return incoming
+    async def _read(self, row: int) -> None:
+        await self.mark_read([row])
 
     # --- the space ---
 
-    async def join(self, channel: str, *, backfill: int = 0) -> Joined:
+    async def join(self, channel: str, backfill: int) -> Joined:
         self._needs_the_space()
         if backfill:
             raise UsageError("the inbox of the host takes no past: ask for `history` after joining")
-        channel = unmarked(channel)
         self._may_read(channel)
         state = "resumed" if channel in self.joined else "opened"
         self.box.joined = sorted({*self.joined, channel})
@@ -506,7 +475,6 @@ class FakeAgent(AgentInterface):
 
     async def leave(self, channel: str) -> Left:
         self._needs_the_space()
-        channel = unmarked(channel)
         state = "left" if channel in self.joined else "absent"
         self.box.joined = [each for each in self.joined if each != channel]
         covering = tuple(each for each in self.joined if covers_pattern(each, channel))
@@ -516,31 +484,40 @@ class FakeAgent(AgentInterface):
         if not covers_any(self.box.access["read"], channel):
             raise DeniedError(f"{self.name} may not read {channel}")
 
-    async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
+    async def history(self, channel: str, limit: int, before: int | None) -> Past:
         self._needs_the_space()
-        self._may_read(unmarked(channel))
-        known = {row["id"]: row for row in (*self.world.said, *self.rows) if row["channel"] == unmarked(channel)}
+        self._may_read(channel)
+        known = {row["id"]: row for row in (*self.world.said, *self.rows) if row["channel"] == channel}
         found = sorted((row for row in known.values() if before is None or row["seq"] < before), key=_newest_first)
         page = [read_message(row | {"historical": True}) for row in found[:limit]]
         gone = self.gone if len(page) < limit else 0
         return Past(page, more=len(found) > limit, gone=gone, hidden=self.hidden)
 
-    async def who(self, timeout: float = 5.0) -> Agents:  # noqa: ARG002
+    async def who(self, timeout: float) -> Agents:  # noqa: ARG002
         return Agents(self.world.agents, reason="" if self.down is None else str(self.down))
 
     async def access(self) -> dict[str, Any]:
         self._needs_the_space()
         return self.box.access
 
-    async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
+    async def announce(self, status: Status, activity: str | None, model: str | None) -> bool:
         self.asked.append(("status", status, activity, model))
         return True
 
-    async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 0.0) -> A:  # noqa: ARG002
-        self._needs_the_space()
+    async def call(
+        self,
+        request: Request[A],
+        /,
+        *,
+        op: str | None = None,  # noqa: ARG002
+        timeout: float = 5.0,  # noqa: ARG002
+        starts: bool = True,  # noqa: ARG002
+    ) -> A:
         name = request.operation.name
-        if not request.operation.host:
-            raise UsageError(f"the host does not pass on {name}")
+        if request.operation.server == "steward":
+            self._needs_the_space()
+            if not request.operation.host:
+                raise UsageError(f"the host does not pass on {name}")
         found = getattr(self, f"_{name.replace(' ', '_')}")(**msgspec.to_builtins(request))
         answer: A = msgspec.convert(found, request.operation.answer)
         return answer
@@ -599,27 +576,22 @@ class FakeAgent(AgentInterface):
         self._needs_the_space()
         mid = sent if isinstance(sent, str) else sent.id
         row = self.box.outbox.get(mid)
-        read = row and row["kind"] == "dm" and (await self.receipt(mid, timeout=0)).stage == "read"
+        read = row and row["kind"] == "dm" and (await self.receipt(mid, "read", None, 0)).stage == "read"
         receipts = (TracedReceipt(kind="dm", sender=self.id, stage=ReceiptStage.READ, stages={}),) if read else ()
         return HostTrace(mid, (), receipts, {}, msgspec.convert(row, OutboxEntry | None))
 
     # --- tasks ---
 
-    async def work(self, role: str) -> AsyncIterator[Job]:
-        while not self.closed:
-            job = await self.claim(role, 5.0)
-            if job is None:
-                continue
-            try:
-                yield job
-            finally:
-                if not job.settled:
-                    await self.give_up(job, "left unfinished", retry=True)
-
     async def claim(
-        self, role: str, wait: float = 0.0, *, take_over: bool = False, silence: float | None = None
+        self,
+        role: str,
+        wait: float = 0.0,
+        *,
+        looping: bool = False,
+        take_over: bool = False,
+        silence: float | None = None,
     ) -> Job | None:
-        del silence
+        del looping, silence
         self._needs_the_space()
         if role not in self.box.access["roles"]:
             raise DeniedError(f"{self.name} does not hold the role {role}")
@@ -652,25 +624,21 @@ class FakeAgent(AgentInterface):
             raise UnknownMessage(f"this session holds no task {message_id}")
         return self._job(held)
 
-    async def held(self, *, starts: bool = True) -> Json | None:
-        del starts
+    def _task_held(self) -> Json:
         held = self.box.holds
         if held is None or held.holder is None:
-            return None
+            return {"held": None}
         about = {"id": held.message.id, "role": held.role, "attempt": held.attempt}
-        return about | {"mine": held.holder is self, "program": "mcp", "silent": held.holder.silent}
+        return {"held": about | {"mine": held.holder is self, "program": "mcp", "silent": held.holder.silent}}
 
-    async def task(self, message_id: str, timeout: float | None = 0.0) -> TaskResult:
-        return await self.result(message_id, None, timeout)
-
-    async def result(self, message_id: str, seq: int | None = None, timeout: float | None = None) -> TaskResult:
+    async def result(self, message_id: str, seq: int | None, wait: float) -> TaskResult:
         del seq
         self._needs_the_space()
         found = [each for each in self.world.tasks if (each.message.id, each.asker.id) == (message_id, self.id)]
         if not found:
             return TaskResult("unknown")
         (task,) = found
-        await self.world.until(lambda: task.result, timeout)
+        await self.world.until(lambda: task.result, wait)
         return task.result or TaskResult(task.state, attempt=task.attempt, reasons=tuple(task.reasons))
 
     async def finish(self, job: Job, text: str | None, data: Any) -> None:
@@ -706,6 +674,14 @@ class FakeAgent(AgentInterface):
         self.box.holds = None
         self.ended.append(how)
         self.world.change()
+
+
+FakeAgent = Agent[FakeTransport]
+
+
+def fake_agent() -> FakeAgent:
+    """bob of a space of his own, with ada in it."""
+    return Agent(FakeTransport())
 
 
 def _newest_first(row: Json) -> int:

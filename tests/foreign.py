@@ -13,7 +13,7 @@ from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import AgentClient, RealSpace
 
 
-def connect(space: RealSpace, name: str, *channels: str, **options: Any) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, *channels: str, **options: Any) -> tidings.DirectAgent:
     return connect_directly("main", name=name, channels=channels, home=space.home.home, **options)
 
 
@@ -28,7 +28,7 @@ def bundle_of(space: RealSpace, name: str, folder: Path, url: str | None = None)
     return path
 
 
-def body(sender: AgentClient | tidings.Endpoint, text: str = "hello", **changes: object) -> bytes:
+def body(sender: AgentClient | tidings.DirectAgent, text: str = "hello", **changes: object) -> bytes:
     """A message as bytes, changed at will: what a client that is not ours might send."""
     fields: dict[str, object] = {
         "id": new_id(),
@@ -39,7 +39,7 @@ def body(sender: AgentClient | tidings.Endpoint, text: str = "hello", **changes:
     return json.dumps(fields | changes).encode()
 
 
-async def surfaced(reader: tidings.Endpoint, sender: AgentClient, channel: str = "general") -> list[str]:
+async def surfaced(reader: tidings.DirectAgent, sender: AgentClient, channel: str = "general") -> list[str]:
     """The texts a reader surfaced, up to and including a last good message."""
     await sender.post(channel, body(sender, "end of test"))
     found: list[str] = []

@@ -31,7 +31,7 @@ async def reviewers(home: Path, budget: int = DEFAULT_BUDGET) -> AsyncIterator[R
         yield running
 
 
-def connect(space: RealSpace, name: str) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str) -> tidings.DirectAgent:
     return tidings.connect(space.home.name, name=name, home=space.home.home)
 
 
@@ -44,7 +44,7 @@ def book_of(space: RealSpace) -> TaskBook:
     return steward_of(space).tasks.holds.book
 
 
-async def one(endpoint: tidings.Endpoint, role: str = "reviewer") -> Job:
+async def one(endpoint: tidings.DirectAgent, role: str = "reviewer") -> Job:
     """Claim one job, outside a loop."""
     return await asyncio.wait_for(anext(aiter(_kept(endpoint, role))), 15)
 
@@ -52,7 +52,7 @@ async def one(endpoint: tidings.Endpoint, role: str = "reviewer") -> Job:
 _LOOPS: list[AsyncIterator[Job]] = []
 
 
-def _kept(endpoint: tidings.Endpoint, role: str) -> AsyncIterator[Job]:
+def _kept(endpoint: tidings.DirectAgent, role: str) -> AsyncIterator[Job]:
     loop = endpoint.work(role)
     _LOOPS.append(loop)  # a loop that is forgotten gives its job back
     return loop

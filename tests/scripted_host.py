@@ -1,4 +1,4 @@
-"""A host that answers by a script: a `HostEndpoint` without a socket, for tests of what it makes of answers."""
+"""A host that answers by a script: a `HostTransport` without a socket, for tests of what it makes of answers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from tidings.client.host_endpoint import HostEndpoint
+from tidings.client.agent import Agent
 from tidings.client.host_http import HostClient, Json, ServerEvent
 from tidings.client.host_session import SessionFile, SessionSource
+from tidings.client.host_transport import HostAgent, HostTransport
 from tidings.contract.core import Request
 from tidings.wire import message as wire
 from tidings.wire.message import Sender
@@ -135,9 +136,9 @@ class Found:
 @asynccontextmanager
 async def at(
     host: ScriptedHost, source: SessionSource | None = None, find: Found | None = None
-) -> AsyncIterator[HostEndpoint]:
+) -> AsyncIterator[HostAgent]:
     """bob at this host."""
-    async with HostEndpoint(find or Found(host), source or ScriptedSessions()) as endpoint:
+    async with Agent(HostTransport(find or Found(host), source or ScriptedSessions())) as endpoint:
         yield endpoint
 
 

@@ -8,19 +8,22 @@ from tidings.errors import TidingsError
 from tidings.version import __version__
 
 if TYPE_CHECKING:
+    from tidings.client.agent import Agent
     from tidings.client.connect import connect, history, send
-    from tidings.client.endpoint import Endpoint
+    from tidings.client.direct_transport import DirectAgent
+    from tidings.client.host_transport import HostAgent
     from tidings.client.incoming import Incoming
-    from tidings.client.interface import AgentInterface, Receipt
     from tidings.client.notices import Notice
     from tidings.client.redelivery import Retry
     from tidings.client.tasks import Job, TaskResult, TaskTicket
-    from tidings.wire.roster import Agent
+    from tidings.client.transport import Receipt
+    from tidings.wire.roster import AgentEntry
 
 __all__ = [
     "Agent",
-    "AgentInterface",
-    "Endpoint",
+    "AgentEntry",
+    "DirectAgent",
+    "HostAgent",
     "Incoming",
     "Job",
     "Notice",
@@ -36,11 +39,12 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Agent": "tidings.wire.roster",
-    "AgentInterface": "tidings.client.interface",
+    "AgentEntry": "tidings.wire.roster",
+    "Agent": "tidings.client.agent",
+    "DirectAgent": "tidings.client.direct_transport",
+    "HostAgent": "tidings.client.host_transport",
     "connect": "tidings.client.connect",
-    "Endpoint": "tidings.client.endpoint",
-    "Receipt": "tidings.client.interface",
+    "Receipt": "tidings.client.transport",
     "Incoming": "tidings.client.incoming",
     "Retry": "tidings.client.redelivery",
     "Notice": "tidings.client.notices",

@@ -9,8 +9,8 @@ import tidings
 
 async def main(home: str, space: str, name: str) -> None:
     async with tidings.connect(space, name=name, home=home) as me:
-        me.set_status("working", "being there")
-        me.set_attention("dnd")
+        me.transport.presence.set_status("working", "being there")
+        me.transport.presence.set_attention("dnd")
         print(json.dumps({"present": me.id}), flush=True)
         await asyncio.sleep(600)
 

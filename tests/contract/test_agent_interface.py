@@ -15,8 +15,9 @@ import pytest
 import tidings
 from daemons import daemon_in
 from fake_agent import FakeSpace
-from tidings.client.interface import AgentInterface
+from tidings.client.agent import Agent
 from tidings.client.message_json import message_json, read_message
+from tidings.client.transport import Transport
 from tidings.contract.channels import ChannelRequest
 from tidings.contract.mail import DeadLettersRequest
 from tidings.errors import DeniedError, InvalidName, TaskDead, UnknownPeer, UsageError
@@ -52,7 +53,7 @@ async def space(way: Way, tmp_path: Path) -> AsyncIterator[RealSpace | FakeSpace
         yield running
 
 
-def agent(space: RealSpace | FakeSpace, way: Way, name: str, **options: Any) -> AgentInterface:
+def agent(space: RealSpace | FakeSpace, way: Way, name: str, **options: Any) -> Agent[Transport]:
     if isinstance(space, FakeSpace):
         return space.agent(name, **options)
     assert way != "fake"
@@ -131,6 +132,21 @@ async def test_a_direct_message_is_sealed_and_its_receipts_come(space: RealSpace
         assert (await ada.receipt(sent, "read", timeout=PATIENCE)).stage == "read"
         traced = await ada.trace(sent)
         assert [each.stage for each in traced.receipts] == ["read"]
+
+
+@pytest.mark.requirement("I3")
+async def test_a_receipt_is_not_waited_for_once_its_message_is_at_a_final_stage(
+    space: RealSpace | FakeSpace, way: Way
+) -> None:
+    async with agent(space, way, "ada") as ada:
+        sent = await ada.dm("bob", "nobody reads this", timeout=PATIENCE)
+        if isinstance(space, FakeSpace):
+            space.revoke("bob")
+        else:
+            async with space.administer() as admin:
+                await admin.revoke("bob")
+        async with asyncio.timeout(PATIENCE):
+            assert (await ada.receipt(sent, "read", timeout=3_600)).stage == "undeliverable"
 
 
 @pytest.mark.requirement("I4")

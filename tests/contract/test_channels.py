@@ -21,8 +21,8 @@ async def test_the_class_of_a_channel_is_the_same_to_everyone_from_one_sequence_
     await pair.add("carol", manage=["general"])
     async with connect(pair, "ada") as ada, connect(pair, "carol") as carol:
         assert (await ada.join("general")).cls == "durable"
-        changed = await carol.connection.call(ChangeChannelRequest("general", cls="live"))
-        info = await ada.connection.call(ChannelRequest("general"))
+        changed = await carol.call(ChangeChannelRequest("general", cls="live"))
+        info = await ada.call(ChannelRequest("general"))
         assert (info.cls, (await carol.join("general")).cls) == ("live", "live")
         assert pair.steward is not None
         assert pair.steward.table.class_at("general", changed.seq - 1) == "durable"
@@ -44,18 +44,18 @@ async def test_what_was_missed_while_away_from_the_broker_is_surfaced_once(pair:
 
         proxy.refuse = True
         proxy.cut()
-        await eventually(lambda: bob.state == "reconnecting")
+        await eventually(lambda: bob.transport.state == "reconnecting")
         await asyncio.gather(*(send() for _ in range(50)))
-        assert len(bob.inbox) == 0, "bob was away for all of them"
+        assert len(bob.transport.queue) == 0, "bob was away for all of them"
         proxy.refuse = False
-        bob.reconnect()
-        await eventually(lambda: len(bob.inbox) == 50)
-        bob.reconnect()
-        await eventually(lambda: bob.connection.rebuilds == 2 and bob.state == "ready")
+        bob.transport.connection.reconnect()
+        await eventually(lambda: len(bob.transport.queue) == 50)
+        bob.transport.connection.reconnect()
+        await eventually(lambda: bob.transport.connection.rebuilds == 2 and bob.transport.state == "ready")
         await send()
         for _ in range(51):
             history.took("bob", await bob.next_message(10))
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
     history.owed("bob", "general")
     history.check()
 
@@ -67,8 +67,8 @@ async def test_a_message_that_comes_live_and_from_history_is_surfaced_once_in_ei
 ) -> None:
     history = History()
     async with connect(pair, "bob", "general") as bob, connect(pair, "ada") as ada:
-        channels = bob._channels
-        membership, after = channels.memberships["general"], bob._log.since
+        channels = bob.transport._channels
+        membership, after = channels.memberships["general"], bob.transport._log.since
 
         async def send() -> None:
             confirmed = history.sending("ada", "general")
@@ -81,16 +81,16 @@ async def test_a_message_that_comes_live_and_from_history_is_surfaced_once_in_ei
                 await eventually(lambda: membership.held is not None and len(membership.held) == 5)
                 if first == "live":
                     channels.live.release(membership)
-                    assert len(bob.inbox) == 5
+                    assert len(bob.transport.queue) == 5
             return await after(channel, start, limit)
 
-        bob._log.since = crossed  # type: ignore[method-assign]
-        bob.reconnect()
+        bob.transport._log.since = crossed  # type: ignore[method-assign]
+        bob.transport.connection.reconnect()
         await eventually(lambda: membership.contiguous and bool(history.events), what="bob has caught up")
         await send()
         for _ in range(6):
             history.took("bob", await bob.next_message(10))
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
     history.owed("bob", "general")
     history.check()
 
@@ -102,8 +102,8 @@ async def test_a_join_outside_its_access_is_refused_by_the_broker_and_leaves_not
         ada.on("error", errors.append)
         with pytest.raises(DeniedError):
             await ada.join("secret")
-        assert (ada.joined, errors) == ([], [])
-        assert (await ada.connection.call(MembershipsRequest())).memberships == ()
+        assert (ada.transport.joined, errors) == ([], [])
+        assert (await ada.call(MembershipsRequest())).memberships == ()
 
 
 @pytest.mark.requirement("C13")
@@ -112,8 +112,8 @@ async def test_a_narrowing_drops_the_channel_closes_its_membership_and_keeps_the
     async with connect(pair, "cat", "general", "ops") as cat, connect(pair, "ada") as ada:
         async with pair.administer() as admin:
             await admin.set_access("cat", AgentFile("cat", read=("general",), post=("general",)))
-        await eventually(lambda: cat.joined == ["general"], within=15, what="the endpoint drops the channel")
-        held = (await cat.connection.call(MembershipsRequest())).memberships
+        await eventually(lambda: cat.transport.joined == ["general"], within=15, what="the endpoint drops the channel")
+        held = (await cat.call(MembershipsRequest())).memberships
         assert [each.pattern for each in held] == ["general"]
         with pytest.raises(DeniedError):
             await cat.history("ops")
@@ -128,7 +128,7 @@ async def test_history_is_bounded_by_access_and_leaving_is_a_hard_cut(pair: Real
         with pytest.raises(DeniedError):
             await carol.history("general")
         with pytest.raises(DeniedError):
-            await ada.recall("ops", 0)
+            await ada.transport.recall("ops", 0)
         async with connect(pair, "bob") as bob:
             await bob.send("general", "before")
             await ada.leave("general")
@@ -156,7 +156,7 @@ async def test_two_agents_and_a_late_third_talk_in_all_three_ways(pair: RealSpac
             await cat.join("general", backfill=10)
             done: list[str] = []
 
-            async def review(worker: tidings.Endpoint) -> None:
+            async def review(worker: tidings.DirectAgent) -> None:
                 async for job in worker.work("reviewer"):
                     done.append(worker.name)
                     await job.done("fine")
@@ -170,4 +170,4 @@ async def test_two_agents_and_a_late_third_talk_in_all_three_ways(pair: RealSpac
             await ada.send("general", "live")
             heard = [await cat.next_message(10) for _ in range(2)]
             assert [(m.text, m.historical) for m in heard] == [("to all", True), ("live", False)]
-            assert len(cat.inbox) == 0
+            assert len(cat.transport.queue) == 0

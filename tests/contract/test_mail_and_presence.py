@@ -65,14 +65,14 @@ async def test_an_endpoint_beats_as_itself_on_its_interval_and_stays_online_by_i
         await core.connection.flush()
         async with connect(brisk, "ada") as ada:
             gone: list[str] = []
-            await eventually(lambda: {a.name: a.online for a in bob.roster.agents()}["ada"])
+            await eventually(lambda: {a.name: a.online for a in bob.transport.roster.agents()}["ada"])
             bob.on("presence", lambda agent: None if agent.online else gone.append(agent.name))
             mine = brisk.subjects.control("presence", ada.id)
             quiet = len(heard)
             await eventually(lambda: sum(subject == mine for subject, _ in heard[quiet:]) >= 4)
             assert gone == [], "beats on the interval keep it online"
     said = [what for subject, what in heard if subject == mine]
-    assert {what["session"] for what in said} == {ada.session.session}
+    assert {what["session"] for what in said} == {ada.transport.session.session}
     assert {subject for subject, _ in heard} == {mine, brisk.subjects.control("presence", bob.id)}
     assert said[-1]["status"] == "offline", "the last beat of a graceful end"
 
@@ -84,7 +84,7 @@ async def test_a_process_killed_with_9_is_offline_within_its_time_and_nothing_is
     async with connect(brisk, "ada") as ada:
 
         def bob() -> Any:
-            return next(agent for agent in ada.roster.agents() if agent.name == "bob")
+            return next(agent for agent in ada.transport.roster.agents() if agent.name == "bob")
 
         async with child(PRESENT, str(brisk.home.home), brisk.home.name, "bob") as victim:
             await victim.line()

@@ -84,7 +84,7 @@ async def test_a_message_sent_twice_under_one_id_is_stored_once(pair: RealSpace)
         count = json.loads(again.data)["state"]["messages"]
         composed = json.loads(stored.payload)
         assert composed["id"] == name
-        raw = await ada.connection.current.request(
+        raw = await ada.transport.connection.current.request(
             stored.subject, stored.payload, headers=dict(stored.own_fields() or ()), timeout=5
         )
         assert json.loads(raw.data)["duplicate"] is True
@@ -111,8 +111,8 @@ async def test_a_payload_that_claims_another_sender_is_surfaced_on_no_path(pair:
         await ada.post("general", body(ada, "nameless", **{"from": {"name": "ada"}}))
         assert await surfaced(bob, ada) == []
         assert [m.text for m in await bob.history("general")] == ["end of test"]
-        assert bob.opener.refused["sender_mismatch"] >= 1
-        assert bob.opener.refused["malformed"] >= 1
+        assert bob.transport.opener.refused["sender_mismatch"] >= 1
+        assert bob.transport.opener.refused["malformed"] >= 1
 
 
 @pytest.mark.requirement("C5")
@@ -144,7 +144,7 @@ async def test_an_unsigned_or_wrongly_signed_message_is_surfaced_on_no_path(pair
         await ada.connection.request(subject, body(ada, "unsigned"), timeout=5)
         await ada.post("general", body(ada, "badly signed"), Td_Sig="A" * 86)
         assert await surfaced(bob, ada) == []
-        assert bob.opener.refused["signature"] == 2
+        assert bob.transport.opener.refused["signature"] == 2
 
 
 @pytest.mark.requirement("C7")
@@ -153,7 +153,7 @@ async def test_headers_a_sender_may_not_set_keep_a_message_from_being_surfaced(p
         for headers in ({"Nats_Sequence": "999"}, {"Status": "100"}, {"KV_Operation": "DEL"}):
             await ada.post("general", body(ada, "shadow"), **headers)
         assert await surfaced(bob, ada) == []
-        assert bob.opener.refused["header"] == 3
+        assert bob.transport.opener.refused["header"] == 3
 
 
 @pytest.mark.requirement("C8")
@@ -171,8 +171,8 @@ async def test_malformed_json_is_refused_and_the_reader_goes_on(pair: RealSpace)
         ):
             await ada.post("general", payload)
         assert await surfaced(bob, ada) == []
-        assert bob.opener.refused["malformed"] == 7
-        assert bob.state == "ready"
+        assert bob.transport.opener.refused["malformed"] == 7
+        assert bob.transport.state == "ready"
 
 
 @pytest.mark.requirement("C9")
@@ -199,16 +199,16 @@ async def test_an_endpoint_does_all_it_offers_without_one_violation_in_the_broke
         await (await asyncio.wait_for(anext(aiter(cat.work("reviewer"))), 10)).done("good")
         await ticket.result(10)
         await ada.history("general")
-        await ada.recall("general", 0)
-        await ada.watch("general")
+        await ada.transport.recall("general", 0)
+        await ada.transport.watch("general")
         await ada.who()
         await ada.access()
-        await ada._access.refresh()
-        ada.set_status("working", "a test")
-        await cat.connection.call(ChangeChannelRequest("general", description="talk"))
-        await ada.connection.call(DeadLettersRequest())
-        ada.reconnect()
-        await eventually(lambda: ada.connection.rebuilds == 1 and ada.state == "ready")
+        await ada.transport._access.refresh()
+        ada.transport.presence.set_status("working", "a test")
+        await cat.call(ChangeChannelRequest("general", description="talk"))
+        await ada.call(DeadLettersRequest())
+        ada.transport.connection.reconnect()
+        await eventually(lambda: ada.transport.connection.rebuilds == 1 and ada.transport.state == "ready")
         await ada.leave("general")
     assert "violation" not in pair.broker.config.log_file.read_text().lower()
     async with pair.agent("ada") as raw:

@@ -47,16 +47,16 @@ async def test_fifteen_hundred_messages_to_a_member_who_is_away_all_arrive_once(
 
         proxy.refuse = True
         proxy.cut()
-        await eventually(lambda: bob.state == "reconnecting")
+        await eventually(lambda: bob.transport.state == "reconnecting")
         for _ in range(6):
             await asyncio.gather(*(send() for _ in range(250)))
         proxy.refuse = False
-        bob.reconnect()
+        bob.transport.connection.reconnect()
         for _ in range(1_500):
             message = await bob.next_message(20)
             history.took("bob", message)
             await message.ack()
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
     history.owed("bob", "general")
     history.check()
 
@@ -64,11 +64,11 @@ async def test_fifteen_hundred_messages_to_a_member_who_is_away_all_arrive_once(
 @pytest.mark.requirement("X10")
 async def test_a_name_given_again_means_the_living_one_in_mentions_and_mail(pair: RealSpace) -> None:
     async with connect(pair, "ada", "general") as ada:
-        old = (await ada.resolve("bob")).id
+        old = (await ada.transport.resolve("bob")).id
         async with pair.administer() as admin:
             await admin.revoke("bob")
         new = (await pair.add("bob")).row.id
-        await eventually(lambda: [a.id for a in ada.roster.agents() if a.name == "bob"] == [new])
+        await eventually(lambda: [a.id for a in ada.transport.roster.agents() if a.name == "bob"] == [new])
         async with connect(pair, "bob", "general") as bob:
             receipt = await ada.dm("bob", "for whom?")
             assert receipt.to == new != old

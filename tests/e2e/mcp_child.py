@@ -4,8 +4,8 @@ import sys
 
 from tidings.cli.context import Context
 from tidings.cli.mcp import mcp
-from tidings.client import host_endpoint_tasks
+from tidings.client import host_tasks
 
 seconds, agent, home = sys.argv[1:]
-host_endpoint_tasks.QUIET_SIGN_EVERY = float(seconds)
+host_tasks.QUIET_SIGN_EVERY = float(seconds)
 mcp(Context(home_dir=home), agent=agent)

@@ -27,7 +27,7 @@ from daemons import Follower, ask, daemon_in, session_of
 from terminal import Terminal
 from tidings.cli import connection, systemd
 from tidings.cli import inbox as inbox_cli
-from tidings.client import host_endpoint, host_http
+from tidings.client import host_http, host_transport
 from tidings.client.host_http import socket_path
 from tidings.client.host_session import VARIABLE, SessionFile, own_file
 from tidings.host import inbox as inbox_store
@@ -529,7 +529,7 @@ async def test_inbox_and_outbox_are_as_long_as_was_asked_for_whatever_the_host_t
                 monkeypatch.setattr(*change)
             assert (await shown(501), await shown(3)) == (texts, texts[-3:])
             assert (await shown(501, "--search", "part"), await shown(3, "--search", "part")) == (texts, texts[-3:])
-        for change in (None, (host_endpoint, "PAGE", 2)):
+        for change in (None, (host_transport, "PAGE", 2)):
             if change is not None:
                 monkeypatch.setattr(*change)
             handed = await facts(terminal, "outbox", "list", "--as", "ada", "-n", "501")

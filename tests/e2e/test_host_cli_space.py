@@ -20,8 +20,8 @@ from blocking_host import HostClient
 from connections import Count, connections_to
 from daemons import ask, daemon_in, session_of
 from terminal import Terminal
-from tidings.client.host_endpoint import HostEndpoint
-from tidings.client.host_endpoint_tasks import SILENCE
+from tidings.client.host_tasks import SILENCE
+from tidings.client.host_transport import HostTransport
 from tidings.host import space_handlers
 from tidings.host.claims import Claims
 from tidings.host.daemon import Daemon
@@ -117,7 +117,7 @@ def plain(done: Done) -> list[Any]:
 async def test_history_is_as_long_as_was_asked_for_whatever_the_host_tells_at_a_time(
     terminal: Terminal, space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.client.host_endpoint.HISTORY_PAGE", 2)
+    monkeypatch.setattr("tidings.client.host_transport.HISTORY_PAGE", 2)
     async with lively(terminal, space):
         for count, texts in ((2, ["three", "four"]), (3, ["one\ntwo", "three", "four"]), (500, None)):
             found = await run(terminal, "history", "general", "-n", str(count), "--json")
@@ -197,7 +197,7 @@ async def test_a_question_whose_host_goes_away_is_asked_without_it(
 ) -> None:
     found, gone = threading.Event(), threading.Event()
 
-    history = HostEndpoint.history
+    history = HostTransport.history
 
     async def and_then_it_goes(*args: Any, **options: Any) -> Any:
         found.set()
@@ -205,7 +205,7 @@ async def test_a_question_whose_host_goes_away_is_asked_without_it(
         return await history(*args, **options)
 
     async with lively(terminal, space):
-        monkeypatch.setattr(HostEndpoint, "history", and_then_it_goes)
+        monkeypatch.setattr(HostTransport, "history", and_then_it_goes)
         asking = asyncio.create_task(run(terminal, "history", "general", "--json"))
         assert await ask(found.wait, 20)
     gone.set()
@@ -293,7 +293,7 @@ def claims_of_me(daemon: Daemon) -> tuple[Claims, Scope]:
 async def test_a_worker_that_is_killed_is_missed_by_the_host_and_one_that_lives_is_not(
     terminal: Terminal, space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.client.host_endpoint_tasks.SIGN_EVERY", 0.05)
+    monkeypatch.setattr("tidings.client.host_tasks.SIGN_EVERY", 0.05)
     async with lively(terminal, space) as (daemon, _, _count):
         bob = await session_of(space, "bob")
         asked = await ask(bob.send, role="reviewer", text="is it right?", wait=10)

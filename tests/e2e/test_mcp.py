@@ -83,7 +83,7 @@ async def _quiet(space: RealSpace, ada: CodingAgent, bob: CodingAgent) -> None:
             1
         )  # it passes two processes: who looks only now is shown what is there, and waits for nothing
         await ada("send", channel="general", text="quietly", wait=10)
-        (quiet,) = await beside.inbox(unread=True, wait=15)
+        (quiet,) = await beside.transport.inbox(unread=True, wait=15)
         assert (quiet["text"], quiet["wakes"]) == ("quietly", False)
         await ada("direct_message", to="bob", text="for you", wait=10)
         window = await waiting

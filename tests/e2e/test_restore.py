@@ -30,7 +30,7 @@ async def read(terminal: Terminal, name: str, count: int, state: Path | None = N
             message = await agent.next_message(30)
             await message.ack()
             found.append(message.text)
-        assert len(agent.inbox) == 0
+        assert len(agent.transport.queue) == 0
         return found
 
 

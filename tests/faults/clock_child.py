@@ -14,7 +14,7 @@ from typing import Any
 
 from tidings.client.connect import connect_directly, find_identity
 from tidings.client.connection_check import check_connection
-from tidings.client.endpoint import Endpoint
+from tidings.client.direct_transport import DirectAgent
 from tidings.contract.host import SendRequest
 from tidings.host import inbox as inbox_views
 from tidings.host.host import Host
@@ -27,7 +27,7 @@ def say(**words: Any) -> None:
     print(json.dumps(words), flush=True)
 
 
-def far(bundle: Path) -> Endpoint:
+def far(bundle: Path) -> DirectAgent:
     return connect_directly("main", bundle=bundle, channels=("general",))
 
 
@@ -72,7 +72,7 @@ async def stay(bundle: Path, seconds: str) -> None:
         say(ready=True, clock=time.time())
         await asyncio.sleep(float(seconds))
         await agent.send("general", "still here", timeout=10)
-        say(state=agent.state)
+        say(state=agent.transport.state)
 
 
 async def main(what: str, bundle: str, rest: str = "") -> None:

@@ -38,11 +38,11 @@ class Far:
     network: FaultProxy
     url: str
 
-    def bob(self, *channels: str, ping: float = 5.0) -> tidings.Endpoint:
+    def bob(self, *channels: str, ping: float = 5.0) -> tidings.DirectAgent:
         home = self.space.home.home
         return connect_directly("main", name="bob", channels=channels, home=home, url=self.url, ping_interval=ping)
 
-    def ada(self) -> tidings.Endpoint:
+    def ada(self) -> tidings.DirectAgent:
         return connect_directly("main", name="ada", home=self.space.home.home)
 
     def bundle(self, folder: Path) -> Path:
@@ -67,7 +67,7 @@ async def far(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[F
             yield Far(space, network, moved(before, [f"127.0.0.1:{network.port}"]))
 
 
-async def sent(history: History, endpoint: tidings.Endpoint, name: str, text: str = "x") -> None:
+async def sent(history: History, endpoint: tidings.DirectAgent, name: str, text: str = "x") -> None:
     confirmed = history.sending(name, "general")
     confirmed((await endpoint.send("general", text, id=confirmed.id, timeout=30)).seq)
 
@@ -85,7 +85,7 @@ async def test_300_ms_and_two_percent_loss_cost_time_and_nothing_else(far: Far) 
         history.check()
         assert len(await bob.history("general", 200)) == 170
         assert far.network.lost >= 2
-        assert bob.connection.rebuilds == 0, "slow is not gone"
+        assert bob.transport.connection.rebuilds == 0, "slow is not gone"
 
 
 async def test_bytes_that_arrive_one_at_a_time_are_read_the_same(far: Far) -> None:
@@ -107,7 +107,7 @@ async def test_a_half_open_connection_is_noticed_and_nothing_is_lost(far: Far) -
     async with far.bob("general", ping=0.5) as bob, far.ada() as ada:
         far.network.black_hole = True
         await sent(history, ada, "ada")
-        await eventually(lambda: bob.state == "reconnecting", within=10)
+        await eventually(lambda: bob.transport.state == "reconnecting", within=10)
         far.network.black_hole = False
         await sent(history, ada, "ada")
         for _ in range(2):
@@ -122,21 +122,21 @@ async def test_a_network_that_is_gone_for_a_while_delays_what_is_said_and_loses_
     async with far.bob("general", ping=0.5) as bob, far.ada() as ada:
         far.network.refuse = True
         far.network.cut()
-        await eventually(lambda: bob.state == "reconnecting")
+        await eventually(lambda: bob.transport.state == "reconnecting")
         with pytest.raises((UnreachableError, OutcomeUnknown)):
             await bob.send("general", "into the void", timeout=0.5)
         for _ in range(20):
             await sent(history, ada, "ada")
             await asyncio.sleep(0.1)
         waiting = asyncio.create_task(sent(history, bob, "bob"))
-        assert bob.state == "reconnecting"
+        assert bob.transport.state == "reconnecting"
         far.network.refuse = False
         await waiting
         for _ in range(20):
             history.took("bob", await bob.next_message(20))
         history.owed("bob", "general")
         history.check()
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
 
 
 # --- an hour ---
@@ -193,7 +193,7 @@ async def test_a_credential_that_ended_while_the_network_was_gone_is_renewed_whe
 
     async with far.bob("general", ping=0.5) as bob:
         far.gone()
-        await eventually(lambda: bob.state == "reconnecting")
+        await eventually(lambda: bob.transport.state == "reconnecting")
         renewing = asyncio.create_task(renew())
         await eventually(lambda: time.time() > ended + 1, within=30)
         far.back()

@@ -146,23 +146,23 @@ async def test_packets_that_are_lost_and_networks_that_stall_cost_time_and_nothi
 # --- direct messages and tasks ---
 
 
-def connect(space: RealSpace, name: str) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home)
 
 
-async def knows(agent: tidings.Endpoint, *names: str) -> None:
+async def knows(agent: tidings.DirectAgent, *names: str) -> None:
     async def known() -> bool:
         return set(names) <= {each.name for each in await agent.who()}
 
     await eventually(known, within=20, what=", ".join(names))
 
 
-async def write_to(writer: tidings.Endpoint, reader: str, letters: list[str]) -> None:
+async def write_to(writer: tidings.DirectAgent, reader: str, letters: list[str]) -> None:
     for letter in letters:
         await writer.dm(reader, letter)
 
 
-async def read_all(reader: tidings.Endpoint, letters: list[str]) -> None:
+async def read_all(reader: tidings.DirectAgent, letters: list[str]) -> None:
     """These come, in this order, and nothing else does."""
     for letter in letters:
         got = await reader.next_message(timeout=30)
@@ -170,7 +170,7 @@ async def read_all(reader: tidings.Endpoint, letters: list[str]) -> None:
         await got.ack()
 
 
-async def work(worker: tidings.Endpoint, count: int) -> list[str]:
+async def work(worker: tidings.DirectAgent, count: int) -> list[str]:
     """Do so many tasks; what they were."""
     done: list[str] = []
     while len(done) < count:
@@ -222,7 +222,7 @@ async def test_mail_and_tasks_under_way_while_the_connection_comes_and_goes_arri
             assert await results == [f"done: {each}" for each in asked]
             await links.converged(main, acme)
             for agent in (dirk, dora):
-                assert len(agent.inbox) == 0
+                assert len(agent.transport.queue) == 0
             assert await last_seq(links.acme, links.acme.subjects.task_stream) == count, "none is queued twice"
             for space in (links.main, links.acme):  # what was sent there, and what came
                 assert await last_seq(space, space.subjects.direct_stream) == 2 * count

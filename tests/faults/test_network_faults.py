@@ -17,7 +17,7 @@ from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 
 
-def connect(space: RealSpace, name: str, proxy: FaultProxy, *channels: str, ping: float = 5.0) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, proxy: FaultProxy, *channels: str, ping: float = 5.0) -> tidings.DirectAgent:
     return connect_directly(
         "main", name=name, channels=channels, home=space.home.home, url=proxy.url, ping_interval=ping
     )
@@ -36,7 +36,7 @@ async def test_a_half_open_connection_is_noticed_within_three_intervals_and_noth
     async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", proxy, "general", ping=0.5) as bob:
         states: list[object] = []
         bob.on("connection", states.append)
-        connection = bob.connection.current
+        connection = bob.transport.connection.current
         flush, pings, waited = connection.flush, list[object](), list[float]()
 
         async def counted(timeout: float) -> None:
@@ -89,16 +89,16 @@ async def test_a_broker_killed_under_load_loses_nothing_confirmed_and_clients_re
             for talker in talking:
                 if talker.done():
                     talker.result()  # a refusal ends it: the test then shows which
-            return len(confirmed) > before + 100 and bob.state == "ready"
+            return len(confirmed) > before + 100 and bob.transport.state == "ready"
 
         await eventually(has_resumed, within=30, what=f"100 more than {before} are confirmed and bob is back")
         resumed = asyncio.get_running_loop().time() - answering
         stop.set()
         await asyncio.gather(*talking)
         await eventually(
-            lambda: len(bob.inbox) >= len(set(confirmed)), within=20, what="all that was confirmed arrives"
+            lambda: len(bob.transport.queue) >= len(set(confirmed)), within=20, what="all that was confirmed arrives"
         )
-        received = [(await bob.next_message(1)).seq for _ in range(len(bob.inbox))]
+        received = [(await bob.next_message(1)).seq for _ in range(len(bob.transport.queue))]
         assert set(confirmed) <= set(received)
         assert len(received) == len(set(received))
         assert resumed < 5 + 5, "five seconds, and as much again for a machine under load"
@@ -120,18 +120,18 @@ async def test_a_steward_away_for_long_stops_nothing_live_and_every_join_complet
         for channel in joined[1:]:
             assert (await bob.join(channel)).durable is False
         proxy.cut()
-        await eventually(lambda: bob.connection.rebuilds == 1 and bob.state == "ready")
+        await eventually(lambda: bob.transport.connection.rebuilds == 1 and bob.transport.state == "ready")
         for channel in joined:
             await ada.send(channel, f"live on {channel}")
         assert sorted([(await bob.next_message(10)).text for _ in joined]) == [f"live on {c}" for c in joined]
         await space.start_steward()
-        await eventually(lambda: all(m.joined and m.contiguous for m in bob._channels.memberships.values()))
+        await eventually(lambda: all(m.joined and m.contiguous for m in bob.transport._channels.memberships.values()))
         assert space.steward is not None
         table = space.steward.table
         assert all(bob.id in table.members_at(channel, table.head + 1) for channel in joined)
         await ada.send("team.b", "the end")
         assert (await bob.next_message(10)).text == "the end"
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
 
 
 async def test_a_process_respawned_under_its_name_takes_over_from_one_that_hangs(
@@ -146,7 +146,7 @@ async def test_a_process_respawned_under_its_name_takes_over_from_one_that_hangs
         async with old:
             await ada.send("general", "settled")
             await (await old.next_message(10)).ack()
-            old.read_state.save()
+            old.transport.read_state.save()
             superseded: list[object] = []
             old.on("superseded", superseded.append)
             proxy.black_hole = True
@@ -171,9 +171,9 @@ async def test_a_reset_in_the_middle_of_sending_loses_nothing_and_stores_nothing
 
         sending = [asyncio.create_task(send()) for _ in range(200)]
         for _ in range(3):
-            await eventually(lambda: proxy.connections > 0 and ada.state == "ready")
+            await eventually(lambda: proxy.connections > 0 and ada.transport.state == "ready")
             proxy.cut()
-            await eventually(lambda: ada.state != "ready" or all(task.done() for task in sending))
+            await eventually(lambda: ada.transport.state != "ready" or all(task.done() for task in sending))
         await asyncio.gather(*sending)
         for message in reversed(await ada.history("general", 300)):
             history.took("whoever reads the log", message)
@@ -189,14 +189,14 @@ async def test_history_over_a_slow_link_costs_one_round_trip_a_page(pair: RealSp
         await asyncio.gather(*(ada.send("general", str(n)) for n in range(200)))
     async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", proxy) as bob:
         asked: list[str] = []
-        ask = bob.connection.current.request
+        ask = bob.transport.connection.current.request
 
         async def counted(subject: str, *args: object, **options: object) -> object:
             if ".ctl.history." in subject:
                 asked.append(subject)
             return await ask(subject, *args, **options)  # type: ignore[arg-type]
 
-        bob.connection.current.request = counted  # type: ignore[method-assign, assignment]
+        bob.transport.connection.current.request = counted  # type: ignore[method-assign, assignment]
         proxy.delay = 0.267
         async with asyncio.timeout(3):
             assert len(await bob.history("general", 200)) == 200
@@ -223,14 +223,14 @@ async def test_while_the_broker_is_away_operations_say_so_and_work_again_afterwa
     async with fault_proxy(pair.info.port) as proxy, connect(pair, "ada", proxy) as ada:
         proxy.refuse = True
         proxy.cut()
-        await eventually(lambda: ada.state == "reconnecting")
+        await eventually(lambda: ada.transport.state == "reconnecting")
         with pytest.raises((UnreachableError, OutcomeUnknown)):
             await ada.send("general", "hello", timeout=0.5)
         with pytest.raises(UnreachableError, match="reconnecting"):
-            await ada.connection.call(HealthRequest())
+            await ada.call(HealthRequest())
         proxy.refuse = False
-        ada.reconnect()
-        await eventually(lambda: ada.state == "ready")
+        ada.transport.connection.reconnect()
+        await eventually(lambda: ada.transport.state == "ready")
         assert (await ada.send("general", "hello")).seq > 0
 
 

@@ -285,7 +285,7 @@ def _exchanges() -> list[dict[str, Any]]:
 
 
 def _deltas() -> list[dict[str, Any]]:
-    row = roster.Agent(
+    row = roster.AgentEntry(
         id=BOB.id,
         name="bob",
         roles=("reviewer",),

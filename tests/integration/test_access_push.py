@@ -33,7 +33,7 @@ def export(space: RealSpace, name: str, folder: Path) -> Path:
     return bundle
 
 
-def heard(endpoint: tidings.Endpoint) -> tuple[list[dict[str, Any]], list[Any]]:
+def heard(endpoint: tidings.DirectAgent) -> tuple[list[dict[str, Any]], list[Any]]:
     changes: list[dict[str, Any]] = []
     errors: list[Any] = []
     endpoint.on("access", changes.append)
@@ -61,8 +61,10 @@ async def test_n21_wider_access_reaches_an_agent_elsewhere_while_it_only_listens
         await eventually(lambda: changes)
         assert (changes[0]["read"], changes[0]["dropped"]) == (["general", "ops"], [])
         assert "jwt" not in changes[0]
-        assert ada.connection.token_used == ada.identity.token(), "it is connected with what it kept"
-        assert "ops" in json.dumps(jwt.decode(ada.identity.token()))
+        assert ada.transport.connection.token_used == ada.transport.identity.token(), (
+            "it is connected with what it kept"
+        )
+        assert "ops" in json.dumps(jwt.decode(ada.transport.identity.token()))
         await ada.join("ops")
         await bob.send("ops", "welcome")
         assert (await ada.next_message(10)).text == "welcome"
@@ -81,14 +83,14 @@ async def test_n21_narrower_access_reaches_an_agent_elsewhere_before_its_old_cre
         changes, errors = heard(ada)
         await set_access(space, "ada", ("general",), ("general",))  # ends when the old credential is void
         assert [(each["read"], each["dropped"]) for each in changes] == [(["general"], ["ops"])]
-        assert ada.joined == ["general"]
+        assert ada.transport.joined == ["general"]
         await bob.send("ops", "secret")
         await bob.send("general", "open")
         assert (await ada.next_message(10)).text == "open"
         assert (await ada.send("general", "still here")).seq > 0
         with pytest.raises(DeniedError):
             await ada.send("ops", "no longer")
-        assert (errors, ada.connection.rebuilds) == ([], 1)
+        assert (errors, ada.transport.connection.rebuilds) == ([], 1)
 
 
 async def test_n21_a_bundle_older_than_its_record_is_renewed_when_it_connects(space: RealSpace, tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ async def test_n21_a_bundle_older_than_its_record_is_renewed_when_it_connects(sp
     bundle = export(space, "ada", tmp_path)
     await set_access(space, "ada", ("general", "ops"), ("general",))
     async with connect(bundle=bundle) as ada:
-        await eventually(lambda: "ops" in json.dumps(jwt.decode(ada.connection.token_used)))
+        await eventually(lambda: "ops" in json.dumps(jwt.decode(ada.transport.connection.token_used)))
 
 
 async def test_a_change_of_access_is_no_presence_of_the_agent(space: RealSpace) -> None:
@@ -105,7 +107,9 @@ async def test_a_change_of_access_is_no_presence_of_the_agent(space: RealSpace) 
     async with connect("main", name="bob", home=space.home.home) as bob:
         told: list[str] = []
         bob.on("presence", lambda agent: told.append(agent.name))
-        before = (await bob.resolve("ada")).access
+        before = (await bob.transport.resolve("ada")).access
         await set_access(space, "ada", ("general", "ops"), ("general",))
-        await eventually(lambda: (row := bob.roster.get(bob.roster.resolve("ada").id)) and row.access > before)
+        await eventually(
+            lambda: (row := bob.transport.roster.get(bob.transport.roster.resolve("ada").id)) and row.access > before
+        )
         assert "ada" not in told

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import tidings
-from tidings.client.endpoint import Endpoint
+from tidings.client.agent import Agent
+from tidings.client.direct_transport import DirectAgent, DirectTransport
 from tidings.contract.admin import RevokeRequest
 from tidings.errors import AuthRevoked, Reconnecting
 from tidings.host import agent_sessions
@@ -24,12 +25,12 @@ class Heard:
     """What the hooks were told."""
 
     def __init__(self) -> None:
-        self.opened: list[Endpoint] = []
+        self.opened: list[DirectAgent] = []
         self.incarnations: list[tuple[str | None, str]] = []
         self.superseded = 0
         self.fail_next = False
 
-    async def on_open(self, endpoint: Endpoint) -> None:
+    async def on_open(self, endpoint: DirectAgent) -> None:
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("a bug of the host")
@@ -46,7 +47,7 @@ class Heard:
         return Hooks(on_open=self.on_open, on_incarnation=self.on_incarnation, on_superseded=self.on_superseded)
 
 
-def endpoint_of(space: RealSpace, name: str) -> Callable[[], Endpoint]:
+def endpoint_of(space: RealSpace, name: str) -> Callable[[], DirectAgent]:
     return lambda: tidings.connect(space.home.name, name=name, home=space.home.home, ping_interval=0.3)
 
 
@@ -85,7 +86,7 @@ async def test_a_session_that_starts_before_its_broker_works_when_that_comes(pai
         await eventually(lambda: heard.incarnations)
         assert heard.opened == [session.endpoint]
         assert (await session.endpoint.send("general", "here at last")).seq > 0
-        assert heard.incarnations == [(None, session.endpoint.incarnation)]
+        assert heard.incarnations == [(None, session.endpoint.transport.incarnation)]
         assert session.health.error is None
         assert is_fresh(session)
 
@@ -105,10 +106,10 @@ async def test_a_broker_killed_and_restarted_is_told_as_another_incarnation(pair
         await eventually(lambda: len(heard.incarnations) == 2, within=20)
         await eventually(lambda: session.state == "open" and is_fresh(session))
         (_, first), (before, now) = heard.incarnations
-        assert before == first != now == endpoint.incarnation
+        assert before == first != now == endpoint.transport.incarnation
         assert heard.opened == [endpoint], "it reconnected by itself"
-        endpoint.reconnect()
-        await eventually(lambda: endpoint.connection.rebuilds == 2 and session.state == "open")
+        endpoint.transport.connection.reconnect()
+        await eventually(lambda: endpoint.transport.connection.rebuilds == 2 and session.state == "open")
         assert len(heard.incarnations) == 2, "the same process again is no news"
 
 
@@ -199,16 +200,16 @@ async def test_a_newer_session_elsewhere_is_told_once_and_is_superseded_when_thi
     heard = Heard()
     async with session_of(pair, "bob", heard) as session:
         await eventually(lambda: session.state == "open")
-        await session.endpoint._start_receiving()
+        await session.endpoint.transport.receive()
         async with endpoint_of(pair, "bob")() as elsewhere, endpoint_of(pair, "ada")() as ada:
-            await elsewhere._start_receiving()
+            await elsewhere.transport.receive()
             await eventually(lambda: session.state == "superseded")
             await eventually(lambda: heard.superseded == 1)
             assert (await session.endpoint.send("general", "it still sends")).seq > 0
             session.take_back()
             await eventually(lambda: len(heard.opened) == 2 and session.state == "open")
-            await session.endpoint._start_receiving()
-            await eventually(elsewhere.session.superseded.is_set)
+            await session.endpoint.transport.receive()
+            await eventually(elsewhere.transport.session.superseded.is_set)
             await ada.dm("bob", "to the host again")
             assert (await session.endpoint.next_message(10)).text == "to the host again"
             assert heard.superseded == 1
@@ -218,9 +219,9 @@ async def test_a_newer_session_elsewhere_is_told_once_and_is_superseded_when_thi
 async def test_an_endpoint_that_is_being_replaced_is_not_said_to_be_open(
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    closing, may_close, close = asyncio.Event(), asyncio.Event(), Endpoint.close
+    closing, may_close, close = asyncio.Event(), asyncio.Event(), Agent.close
 
-    async def slowly(endpoint: Endpoint) -> None:
+    async def slowly(endpoint: DirectAgent) -> None:
         closing.set()
         await may_close.wait()
         await close(endpoint)
@@ -232,7 +233,7 @@ async def test_an_endpoint_that_is_being_replaced_is_not_said_to_be_open(
             return session.state
 
         await eventually(lambda: state() == "open" and heard.incarnations)
-        monkeypatch.setattr(Endpoint, "close", slowly)
+        monkeypatch.setattr(Agent, "close", slowly)
         if how == "renewed":
             session.renew()
             assert state() == "waiting", "at once: whoever asked for it gets the new one"
@@ -254,7 +255,7 @@ async def test_a_session_that_does_not_get_open_and_says_nothing_is_stuck_and_on
     async def no_identity() -> None:
         await hangs.wait()
 
-    session = AgentSession("main", "ada", lambda: Endpoint(no_identity))
+    session = AgentSession("main", "ada", lambda: Agent(DirectTransport(no_identity)))
     assert not session.health.stuck, "it may just be connecting"
     session.start()
     try:

@@ -13,7 +13,7 @@ import pytest
 from scripted_server import Scripted, scripted_server, stay
 from tidings.client import frame_mailbox
 from tidings.client.frame_mailbox import CLUSTER_PAUSES, BlockReader
-from tidings.client.records import RecordOpener
+from tidings.client.intake import RecordOpener
 from tidings.errors import ConnectionLost, TidingsError
 from tidings.nats import aio
 from tidings.nats.errors import ApiError, NatsError

@@ -32,7 +32,7 @@ from tidings_testing.waiting import eventually
 from tools.frames import StubPipeline, blocks_of, stub_pipeline
 
 
-def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
@@ -65,7 +65,7 @@ async def say(space: RealSpace, *texts: str, channel: str = "general") -> list[i
         return [(await ada.send(channel, text)).seq for text in texts]
 
 
-async def received(endpoint: tidings.Endpoint, count: int) -> list[tidings.Incoming]:
+async def received(endpoint: tidings.DirectAgent, count: int) -> list[tidings.Incoming]:
     found = []
     for _ in range(count):
         found.append(await endpoint.next_message(10))
@@ -77,14 +77,14 @@ async def emptied(pipeline: StubPipeline, owner: str) -> None:
     await eventually(lambda: pipeline.acknowledged(owner), what="every frame is acknowledged")
 
 
-def errors(endpoint: tidings.Endpoint) -> list[Exception]:
+def errors(endpoint: tidings.DirectAgent) -> list[Exception]:
     found: list[Exception] = []
     endpoint.on("error", found.append)
     return found
 
 
-def asked(endpoint: tidings.Endpoint) -> int:
-    return endpoint._frames.blocks.asked
+def asked(endpoint: tidings.DirectAgent) -> int:
+    return endpoint.transport._frames.blocks.asked
 
 
 async def wipe(js: JetStream) -> None:
@@ -107,8 +107,8 @@ async def test_what_was_said_to_an_absent_member_comes_from_a_block_once_and_in_
         assert [(each.redelivered, each.late, each.ahead) for each in found] == [(False, False, False)] * 12
         await emptied(pipeline, bob_id)
         assert asked(bob) == 2
-        assert len(bob.inbox) == 0
-        assert not bob.opener.refused
+        assert len(bob.transport.queue) == 0
+        assert not bob.transport.opener.refused
 
 
 async def test_a_reader_that_heard_everything_live_fetches_nothing(pair: RealSpace, pipeline: StubPipeline) -> None:
@@ -126,7 +126,7 @@ async def test_a_reader_that_heard_everything_live_fetches_nothing(pair: RealSpa
         await first.ack()
         await emptied(pipeline, bob.id)
         assert asked(bob) == 0
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
 
 
 async def _is_out(pipeline: StubPipeline, owner: str) -> bool:
@@ -215,9 +215,9 @@ async def test_a_block_is_not_fetched_before_there_is_room_for_it(pair: RealSpac
         await pipeline.store(each)
     await pipeline.publish(bob_id, encode_frame(bob_id, "epoch", "first", 1, [each.ref for each in sealed]))
     async with connect(pair, "bob", channels=["general"], inbox=4) as bob:
-        await eventually(lambda: len(bob.inbox) == 3, what="the first block")
+        await eventually(lambda: len(bob.transport.queue) == 3, what="the first block")
         await asyncio.sleep(0.2)
-        assert (asked(bob), len(bob.inbox)) == (1, 3), "there is room for one more message, not for three"
+        assert (asked(bob), len(bob.transport.queue)) == (1, 3), "there is room for one more message, not for three"
         assert [each.text for each in await received(bob, 9)] == texts
         await emptied(pipeline, bob_id)
         assert asked(bob) == 3
@@ -234,7 +234,7 @@ async def test_an_inbox_smaller_than_a_block_is_filled_as_it_is_emptied(
         found = []
         for _ in texts:
             message = await bob.next_message(10)
-            assert len(bob.inbox) <= 4
+            assert len(bob.transport.queue) <= 4
             found.append(message.text)
             await message.ack()
         assert found == texts
@@ -295,7 +295,7 @@ async def test_a_block_that_is_not_what_it_was_is_counted_and_read_from_the_log(
     async with connect(pair, "bob", channels=["general"]) as bob:
         assert [each.text for each in await received(bob, 2)] == ["one", "two"]
         await emptied(pipeline, bob_id)
-        assert (asked(bob), bob.opener.refused["block"]) == (1, 1)
+        assert (asked(bob), bob.transport.opener.refused["block"]) == (1, 1)
 
 
 async def test_a_reference_that_names_other_records_than_the_block_holds_surfaces_what_it_names(
@@ -314,7 +314,7 @@ async def test_a_reference_that_names_other_records_than_the_block_holds_surface
     async with connect(pair, "bob", channels=["general"]) as bob:
         assert [each.text for each in await received(bob, 3)] == ["one", "three", "four"]
         await emptied(pipeline, bob_id)
-        assert bob.opener.refused["block"] == 1
+        assert bob.transport.opener.refused["block"] == 1
 
 
 async def test_what_neither_the_blocks_nor_the_log_have_is_told_lost_with_its_range(
@@ -352,7 +352,7 @@ async def test_what_may_no_longer_be_read_is_owed_no_more_once_its_block_is_gone
         told = errors(bob)
         assert [each.text for each in await received(bob, 1)] == ["for bob"]
         await emptied(pipeline, bob_id)
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
         assert told == []
 
 
@@ -404,7 +404,7 @@ async def test_while_the_steward_is_away_a_block_that_is_gone_waits_and_comes_wh
         await pipeline.deliver(bob_id, seqs[1:], by_reference=True)
         await eventually(lambda: asked(bob) == 1, what="it asked for the first block")
         await asyncio.sleep(0.3)
-        assert len(bob.inbox) == 0, "the second is not shown before the first"
+        assert len(bob.transport.queue) == 0, "the second is not shown before the first"
         await pair.start_steward()
         assert [each.text for each in await received(bob, 2)] == ["one", "two"]
         await emptied(pipeline, bob_id)
@@ -440,7 +440,7 @@ async def test_a_frame_that_is_put_aside_has_no_keys_in_it(
         told = errors(bob)
         await pipeline.publish(bob_id, encode_frame(KeyPair.generate().id, "epoch", "first", 1, [sealed.ref]))
         await eventually(lambda: [each for each in told if isinstance(each, MalformedFrame)], what="it is told")
-        (kept,) = bob._frames.aside
+        (kept,) = bob.transport._frames.aside
         (on_disk,) = tmp_path.glob("bob.state.frame-*")
         for data in (kept, bytes.fromhex(on_disk.read_text())):
             assert bytes.fromhex(sealed.name) in data

@@ -31,7 +31,7 @@ from tools.attacks import ATTACKS, Attacker
 MB = 1_000_000
 
 
-def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
@@ -348,17 +348,17 @@ async def test_a_mailbox_of_many_large_messages_is_read_without_being_cut(space:
         for number in range(20):
             await ada.dm("bob", f"{number} " + "x" * 190_000)
     async with connect(space, "bob") as bob:
-        link = bob.connection.current
+        link = bob.transport.connection.current
         async with asyncio.timeout(30):
             seen = [message.text.split()[0] async for message in _first(bob, 20)]
         assert seen == [str(number) for number in range(20)]
-        assert bob.connection.current is link, "the broker cut a reader that reads"
+        assert bob.transport.connection.current is link, "the broker cut a reader that reads"
 
 
 async def test_a_subscription_too_many_is_refused_with_a_sentence_and_costs_no_connection(space: RealSpace) -> None:
     await space.add("bob")
     async with connect(space, "bob") as bob:
-        link, refused = bob.connection.current, list[str]()
+        link, refused = bob.transport.connection.current, list[str]()
         assert link is not None
         link.on_complaint.append(refused.append)
         more = [await link.listen(space.subjects.live_chat("general"), lambda _: None) for _ in range(985)]
@@ -371,10 +371,10 @@ async def test_a_subscription_too_many_is_refused_with_a_sentence_and_costs_no_c
         for each in more:
             await each.unsubscribe()
         assert (await bob.join("general")).channel == "general"
-        assert bob.connection.current is link, "the connection was lost over it"
+        assert bob.transport.connection.current is link, "the connection was lost over it"
 
 
-async def _first(endpoint: tidings.Endpoint, count: int):  # type: ignore[no-untyped-def]
+async def _first(endpoint: tidings.DirectAgent, count: int):  # type: ignore[no-untyped-def]
     numbers = itertools.count(1)
     async for message in endpoint.messages():
         yield message

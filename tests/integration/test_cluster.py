@@ -99,16 +99,18 @@ async def test_the_incarnation_of_a_cluster_is_its_epoch_whichever_node_answers(
     expected = f"cluster:{space.info.epoch}"
     ada = await local_identity(space.home, "ada")
     async with connect(space, "ada", receive=False) as endpoint:
-        assert endpoint.incarnation == expected == await endpoint.prove()
-        before = endpoint.connection.current.incarnation
-        cluster_of(space).node(str(endpoint.connection.current.info["server_name"])).kill()
-        await eventually(lambda: endpoint.connection.rebuilds and endpoint.state == "ready", within=20)
-        assert endpoint.connection.current.incarnation != before
-        assert endpoint.incarnation == expected
+        assert endpoint.transport.incarnation == expected == await endpoint.transport.connection.prove()
+        before = endpoint.transport.connection.current.incarnation
+        cluster_of(space).node(str(endpoint.transport.connection.current.info["server_name"])).kill()
+        await eventually(
+            lambda: endpoint.transport.connection.rebuilds and endpoint.transport.state == "ready", within=20
+        )
+        assert endpoint.transport.connection.current.incarnation != before
+        assert endpoint.transport.incarnation == expected
 
         async def send() -> str:
             said = prepare_chat(ada, "general", wire.compose(Sender(ada.id, "ada"), text="still here"))
-            return (await endpoint.publish(said, only=expected)).incarnation
+            return (await endpoint.transport.publish(said, only=expected)).incarnation
 
         assert await insist(send, within=20) == expected
 

@@ -43,7 +43,7 @@ async def struck(space: RealSpace, strike: Callable[[], object]) -> None:
     await space.start_steward()
 
 
-def connect(space: RealSpace, name: str) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str) -> tidings.DirectAgent:
     return tidings.connect(space.home.name, name=name, home=space.home.home, receive=False)
 
 
@@ -58,7 +58,7 @@ async def told(space: RealSpace, name: str) -> list[tidings.Notice]:
     endpoint = connect(space, name)
     endpoint.on("notice", notices.append)
     async with endpoint:
-        await eventually(lambda: endpoint.roster.loaded)
+        await eventually(lambda: endpoint.transport.roster.loaded)
     return [each for each in notices if each.kind == "damage"]
 
 
@@ -329,7 +329,7 @@ async def test_what_the_steward_remembers_of_a_mailbox_is_named_by_whoever_reads
     assert finding.what.startswith("DM_main lost 1 record (fewer records than when the steward stopped), noticed ")
     assert [each.count for each in await told(space, "bob")] == [1]
     async with connect(space, "bob") as bob:  # as the guide has it: told while connecting, heard by who listens later
-        await eventually(lambda: bob.roster.loaded)
+        await eventually(lambda: bob.transport.roster.loaded)
         heard: list[tidings.Notice] = []
         bob.on("notice", heard.append)
         assert [(each.kind, each.count) for each in heard] == [("damage", 1)]
@@ -350,7 +350,7 @@ async def test_whoever_is_connected_hears_of_damage_and_of_removed_mail_at_once_
         for endpoint in (ada, bob, carol):
             endpoint.on("notice", heard[endpoint.name].append)
         sent = [(await ada.send("general", f"{number}")).seq for number in range(3)]
-        await eventually(lambda: all(endpoint.roster.loaded for endpoint in (ada, bob, carol)))
+        await eventually(lambda: all(endpoint.transport.roster.loaded for endpoint in (ada, bob, carol)))
         await steward.store.run()
         async with space.core() as js:
             await js.api("STREAM.MSG.DELETE.LOG_main", {"seq": sent[1]})
@@ -415,7 +415,7 @@ async def test_what_the_broker_cuts_behind_a_damaged_record_when_it_is_killed_is
         await eventually(is_known)
         async with space.administer() as admin:
             await admin.call(AcknowledgeRequest())
-        await eventually(lambda: ada.connection.state == "ready")
+        await eventually(lambda: ada.transport.state == "ready")
         stored += [(await ada.send("general", f"message {number}", timeout=20)).seq for number in range(30, 40)]
         await space.stop_steward()
         space.broker.kill()

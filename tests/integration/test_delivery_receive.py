@@ -31,7 +31,7 @@ from tools.frames import StubPipeline, blocks_of, stub_pipeline
 CHILD = Path(__file__).parent / "delivery_child.py"
 
 
-def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
@@ -64,7 +64,7 @@ async def say(space: RealSpace, *texts: str, channel: str = "general", by: str =
         return [(await sender.send(channel, text)).seq for text in texts]
 
 
-async def received(endpoint: tidings.Endpoint, count: int) -> list[tidings.Incoming]:
+async def received(endpoint: tidings.DirectAgent, count: int) -> list[tidings.Incoming]:
     found = []
     for _ in range(count):
         found.append(await endpoint.next_message(10))
@@ -84,15 +84,15 @@ async def quick_redelivery(pipeline: StubPipeline, owner: str, seconds: float) -
     await pipeline.js.api(f"CONSUMER.CREATE.{s.delivery_stream}.{name}.{s.delivery(owner)}", body)
 
 
-def errors(endpoint: tidings.Endpoint) -> list[Exception]:
+def errors(endpoint: tidings.DirectAgent) -> list[Exception]:
     found: list[Exception] = []
     endpoint.on("error", found.append)
     return found
 
 
-def hold_live(endpoint: tidings.Endpoint) -> Callable[[], None]:
+def hold_live(endpoint: tidings.DirectAgent) -> Callable[[], None]:
     """Keep live copies from an endpoint until the answer is called."""
-    connection, kept = endpoint.connection.current, []
+    connection, kept = endpoint.transport.connection.current, []
 
     def holding(handler: Callable[[Any], None]) -> Callable[[Any], None]:
         def hold(message: Any) -> None:
@@ -134,7 +134,7 @@ async def test_f28_a_resumed_join_replays_nothing_and_gets_what_was_not_settled_
     async with connect(pair, "bob", channels=["general"]) as bob:
         await pipeline.deliver(bob_id, seqs[2:])
         assert [m.text for m in await received(bob, 1)] == ["three"]
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
 
 
 async def test_f8_a_frame_that_was_pulled_and_not_settled_comes_again_after_kill_9(
@@ -172,7 +172,7 @@ async def test_f28_what_was_settled_does_not_surface_after_a_restart_whatever_br
     async with connect(pair, "bob", channels=["general"], state=state) as bob:
         assert [m.text for m in await received(bob, 1)] == ["three"]
         await emptied(pipeline, bob_id)
-        assert (len(bob.inbox), bob.opener.refused["repeated"]) == (0, 0)
+        assert (len(bob.transport.queue), bob.transport.opener.refused["repeated"]) == (0, 0)
 
 
 async def test_f28_of_a_frame_settled_in_part_only_the_rest_comes_again_and_says_so(
@@ -190,7 +190,7 @@ async def test_f28_of_a_frame_settled_in_part_only_the_rest_comes_again_and_says
     async with connect(pair, "bob", channels=["general"], state=state) as bob:
         assert [(m.text, m.redelivered) for m in await received(bob, 1)] == [("two", True)]
         await emptied(pipeline, bob_id)
-        assert (len(bob.inbox), bob.read_state.numbers) == (0, {"first": 1})
+        assert (len(bob.transport.queue), bob.transport.read_state.numbers) == (0, {"first": 1})
 
 
 async def test_f8_a_pull_that_is_cancelled_as_soon_as_it_was_asked_takes_no_frame_with_it(
@@ -206,7 +206,7 @@ async def test_f8_a_pull_that_is_cancelled_as_soon_as_it_was_asked_takes_no_fram
         taken.append(came)
 
     async with connect(pair, "bob", receive=False) as bob:
-        connection = bob.connection.current
+        connection = bob.transport.connection.current
         await pipeline.deliver(bob_id, seqs)
         for count in range(1, 31):
             assert await pull(connection, *mailbox, 1, 5.0, take) == "full", "nobody else was handed it"
@@ -225,9 +225,9 @@ async def test_f8_a_live_copy_in_hand_keeps_its_frame_until_it_is_settled(
         first, second = await bob.next_message(10), await bob.next_message(10)
         await first.ack()
         await pipeline.deliver(bob.id, seqs)
-        await eventually(lambda: any(b.offered for b in bob._frames._batches), what="the frame was offered")
+        await eventually(lambda: any(b.offered for b in bob.transport._frames._batches), what="the frame was offered")
         assert (await pipeline.waiting(bob.id))["num_ack_pending"] == 1
-        assert len(bob.inbox) == 0, "one surfacing for both copies"
+        assert len(bob.transport.queue) == 0, "one surfacing for both copies"
         await second.ack()
         await emptied(pipeline, bob.id)
 
@@ -239,7 +239,9 @@ async def test_a_durable_copy_that_came_first_is_the_only_one(pair: RealSpace, p
         await pipeline.deliver(bob.id, seqs)
         assert [(m.text, m.redelivered) for m in await received(bob, 2)] == [("one", False), ("two", False)]
         release()
-        assert (len(bob.inbox), bob.opener.refused["repeated"]) == (0, 0), "it is known by its sequence"
+        assert (len(bob.transport.queue), bob.transport.opener.refused["repeated"]) == (0, 0), (
+            "it is known by its sequence"
+        )
         await emptied(pipeline, bob.id)
 
 
@@ -249,8 +251,8 @@ async def test_a_live_copy_that_was_lost_unnoticed_arrives_as_a_durable_one(
     """What came live after it says nothing of it: another sender's message moves the mark past it."""
     await pair.add("eve")
     async with connect(pair, "bob", channels=["general"]) as bob:
-        drop = bob.opener.live
-        bob.opener.live = lambda message: None if b"lost" in message.data else drop(message)  # type: ignore[method-assign]
+        drop = bob.transport.opener.live
+        bob.transport.opener.live = lambda message: None if b"lost" in message.data else drop(message)  # type: ignore[method-assign]
         lost = await say(pair, "lost")
         seen = await say(pair, "seen", by="eve")
         assert [m.text for m in await received(bob, 1)] == ["seen"]
@@ -268,11 +270,11 @@ async def test_f8_a_frame_larger_than_the_inbox_is_surfaced_as_it_is_emptied(
     await pipeline.level()
     await pipeline.deliver(bob_id, seqs)
     async with connect(pair, "bob", channels=["general"], inbox=4) as bob:
-        await eventually(lambda: len(bob.inbox) == 4, what="as many as there is room for")
+        await eventually(lambda: len(bob.transport.queue) == 4, what="as many as there is room for")
         found = []
         for _ in texts:
             message = await bob.next_message(10)
-            assert len(bob.inbox) <= 4
+            assert len(bob.transport.queue) <= 4
             assert not await pipeline.acknowledged(bob_id)
             found.append(message.text)
             await message.ack()
@@ -290,7 +292,7 @@ async def test_f8_a_frame_is_not_pulled_before_there_is_room_for_a_whole_one(
     await pipeline.deliver(bob_id, seqs[:2])
     await pipeline.deliver(bob_id, seqs[2:])
     async with connect(pair, "bob", channels=["general"], inbox=4) as bob:
-        await eventually(lambda: len(bob.inbox) == 2, what="the first frame")
+        await eventually(lambda: len(bob.transport.queue) == 2, what="the first frame")
         assert await pipeline.waiting(bob_id) == {"num_pending": 1, "num_ack_pending": 1, "num_redelivered": 0}
         assert [m.text for m in await received(bob, 4)] == ["one", "two", "three", "four"]
         await emptied(pipeline, bob_id)
@@ -306,13 +308,13 @@ async def test_f8_a_frame_that_is_held_for_long_is_not_delivered_again(
     await pipeline.level()
     async with connect(pair, "bob", channels=["general"]) as bob:
         said: list[bytes] = []
-        say_it = bob._frames.pending._say
+        say_it = bob.transport._frames.pending._say
 
         async def counted(held: Any, word: bytes) -> None:
             said.append(word)
             await say_it(held, word)
 
-        monkeypatch.setattr(bob._frames.pending, "_say", counted)
+        monkeypatch.setattr(bob.transport._frames.pending, "_say", counted)
         await pipeline.deliver(bob_id, seqs)
         message = await bob.next_message(10)
         await eventually(lambda: len(said) >= 15, what="three times the broker's patience")
@@ -338,7 +340,7 @@ async def test_a_frame_that_does_not_open_is_reported_kept_aside_and_blocks_nobo
         await pipeline.deliver(bob_id, [seq])
         assert [m.text for m in await received(bob, 1)] == ["fine"]
         await emptied(pipeline, bob_id)
-        assert bob._frames.aside[0] == b"garbage"
+        assert bob.transport._frames.aside[0] == b"garbage"
         assert [type(error) for error in told] == [MalformedFrame, MalformedFrame]
         assert "does not open" in str(told[0])
         assert len(list(tmp_path.glob("bob.state.frame-*"))) == 2
@@ -356,7 +358,7 @@ async def test_a_forged_message_in_a_frame_is_dropped_and_the_rest_surfaces(
         await pipeline.deliver(bob_id, records=[one, forged, three])
         assert [m.text for m in await received(bob, 2)] == ["one", "three"]
         await emptied(pipeline, bob_id)
-        assert bob.opener.refused["signature"] == 1
+        assert bob.transport.opener.refused["signature"] == 1
 
 
 async def test_a_part_of_a_frame_that_does_not_open_is_read_from_the_log(
@@ -450,7 +452,7 @@ async def test_a_frame_that_another_session_held_and_comes_late_is_no_gap(
         await pipeline.deliver(bob_id, seqs[1:2], number=2)
         assert [(m.text, m.late) for m in await received(bob, 3)] == [("one", False), ("three", False), ("two", True)]
         await emptied(pipeline, bob_id)
-        judging = [task for task in bob._frames._tasks if "_judge_gap" in repr(task)]
+        judging = [task for task in bob.transport._frames._tasks if "_judge_gap" in repr(task)]
         assert len(judging) == 1
         await asyncio.wait(judging)
         assert told == []
@@ -468,7 +470,7 @@ async def test_n28_a_repeated_number_with_other_content_is_processed(pair: RealS
         await pipeline.deliver(bob_id, seqs[2:], number=2)
         assert [m.text for m in await received(bob, 3)] == ["one", "two", "three"]
         await emptied(pipeline, bob_id)
-        assert (gaps, len(bob.inbox)) == ([], 0)
+        assert (gaps, len(bob.transport.queue)) == ([], 0)
 
 
 @pytest.mark.requirement("X12")
@@ -517,7 +519,7 @@ async def test_a_new_series_starts_again_without_a_gap_also_after_a_restart(
         await emptied(pipeline, bob_id)
     async with connect(pair, "bob", channels=["general"], state=state) as bob:
         bob.on("gap", gaps.append)
-        assert bob.read_state.numbers == {"first": 2}
+        assert bob.transport.read_state.numbers == {"first": 2}
         await pipeline.deliver(bob_id, seqs[2:3], series="access:188@4")
         assert [m.text for m in await received(bob, 1)] == ["three"]
         await pipeline.deliver(bob_id, seqs[3:], series="access:188@4", number=3)
@@ -542,7 +544,9 @@ async def test_a_number_skipped_between_two_runs_is_noticed_with_a_state_file(
     await pipeline.deliver(bob_id, seqs[2:])
     async with connect(pair, "bob", channels=["general"], state=state) as bob:
         assert sorted(m.text for m in await received(bob, 2)) == ["three", "two"]
-        await eventually(lambda: bob.read_state.numbers == {"first": 3}, what="the gap is settled with what it held")
+        await eventually(
+            lambda: bob.transport.read_state.numbers == {"first": 3}, what="the gap is settled with what it held"
+        )
 
 
 # --- who gets what, and when ---
@@ -550,14 +554,14 @@ async def test_a_number_skipped_between_two_runs_is_noticed_with_a_state_file(
 
 async def test_only_the_newer_of_two_sessions_pulls(pair: RealSpace, pipeline: StubPipeline) -> None:
     async with connect(pair, "bob", channels=["general"]) as old, connect(pair, "bob", channels=["general"]) as new:
-        await eventually(lambda: old._frames._closed, what="the older one has stopped")
+        await eventually(lambda: old.transport._frames._closed, what="the older one has stopped")
         seqs = await say(pair, "one")
         await pipeline.deliver(new.id, seqs)
         assert [m.text for m in await received(new, 1)] == ["one"]
         await emptied(pipeline, new.id)
         with pytest.raises(Superseded):
             await old.next_message(5)
-        assert old._frames.pending == {}
+        assert old.transport._frames.pending == {}
 
 
 async def test_a_member_of_a_pattern_gets_channels_this_process_never_saw(
@@ -598,7 +602,7 @@ async def test_what_was_owed_before_a_leave_arrives_after_it_and_after_joining_a
         await pipeline.deliver(bob_id, [*owed, *again])
         assert [(m.text, m.late) for m in await received(bob, 1)] == [("owed", True)]
         await emptied(pipeline, bob_id)
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
 
 
 async def test_f27_live_copies_before_older_durable_ones_are_ahead_and_those_are_late(
@@ -618,7 +622,9 @@ async def test_f27_live_copies_before_older_durable_ones_are_ahead_and_those_are
         await pipeline.deliver(bob_id, newer)
         head = await pipeline.level()
         await emptied(pipeline, bob_id)
-        await eventually(lambda: bob._frames.caught_up >= head, what="everything the floor speaks of has arrived")
+        await eventually(
+            lambda: bob.transport._frames.caught_up >= head, what="everything the floor speaks of has arrived"
+        )
         await say(pair, "newest")
         message = await bob.next_message(10)
         assert (message.text, message.ahead) == ("newest", False)
@@ -641,11 +647,13 @@ async def test_with_the_backstop_away_a_resumed_join_reads_the_log_and_later_fra
             second = await bob.next_message(10)
             assert (second.text, second.redelivered) == ("two", True)
             await second.ack()
-            await eventually(lambda: any(b.offered for b in bob._frames._batches), what="the frame was offered")
+            await eventually(
+                lambda: any(b.offered for b in bob.transport._frames._batches), what="the frame was offered"
+            )
             assert not await pipeline.acknowledged(bob_id), "the first is still in hand"
             await first.ack()
             await emptied(pipeline, bob_id)
-            assert len(bob.inbox) == 0
+            assert len(bob.transport.queue) == 0
 
 
 async def test_a_backstop_far_behind_is_not_waited_for(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -671,15 +679,15 @@ async def test_n20_everybody_is_told_whether_the_backstop_runs_and_how_far_it_is
         async with stub_pipeline(pair) as pipeline:
             await pipeline._put("figures.deliver", {"debts": 3})
             head = await pipeline.level()
-            await eventually(lambda: ada.roster.backstop.running, what="the roster says it runs")
-            await eventually(lambda: ada.roster.backstop.floor == head)
+            await eventually(lambda: ada.transport.roster.backstop.running, what="the roster says it runs")
+            await eventually(lambda: ada.transport.roster.backstop.floor == head)
             joined = await ada.join("general")
             assert joined.durable
             await say(pair, "one", "two", by="bob")
-            health = await ada.connection.call(HealthRequest())
+            health = await ada.call(HealthRequest())
             assert (health.backstop["running"], health.backstop["debts"]) == (True, 3)
             assert health.backstop["behind"] == health.log_head - head >= 3
-        await eventually(lambda: not ada.roster.backstop.running, what="its silence is noticed")
-        assert ada.roster.backstop.delay == (
-            f"durable delivery is not running: durable copies delayed, {ada.roster.backstop.behind} behind"
+        await eventually(lambda: not ada.transport.roster.backstop.running, what="its silence is noticed")
+        assert ada.transport.roster.backstop.delay == (
+            f"durable delivery is not running: durable copies delayed, {ada.transport.roster.backstop.behind} behind"
         )

@@ -13,9 +13,9 @@ import pytest
 import tidings
 from tidings.admin.agents import AgentFile, Ledger
 from tidings.client import channels, read_state
+from tidings.client.agent import JOINS_AT_ONCE
 from tidings.client.connect import connect_directly
 from tidings.client.connection import AgentConnection
-from tidings.client.endpoint import JOINS_AT_ONCE
 from tidings.contract.channels import HistoryRequest, JoinRequest
 from tidings.contract.core import Request
 from tidings.errors import ConnectionLost, DeniedError, LogFull, StewardUnreachable, TooLarge, UsageError
@@ -31,16 +31,16 @@ from tidings_testing.waiting import eventually
 PUBLISHER = Path(__file__).parent / "publishing_child.py"
 
 
-def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
-def cut(endpoint: tidings.Endpoint) -> None:
+def cut(endpoint: tidings.DirectAgent) -> None:
     """Cut the socket under a client, as a network does."""
-    endpoint.connection.current.abort()
+    endpoint.transport.connection.current.abort()
 
 
-async def recorded_send(history: History, sender: tidings.Endpoint, channel: str, text: str = "x") -> int:
+async def recorded_send(history: History, sender: tidings.DirectAgent, channel: str, text: str = "x") -> int:
     """Send and record it; answers the sequence."""
     confirmed = history.sending(sender.name, channel)
     receipt = await sender.send(channel, text, id=confirmed.id, timeout=20)
@@ -48,7 +48,7 @@ async def recorded_send(history: History, sender: tidings.Endpoint, channel: str
     return receipt.seq
 
 
-async def texts(endpoint: tidings.Endpoint, count: int) -> list[str]:
+async def texts(endpoint: tidings.DirectAgent, count: int) -> list[str]:
     found = []
     for _ in range(count):
         message = await endpoint.next_message(10)
@@ -66,7 +66,7 @@ async def test_what_one_sends_the_other_receives_with_its_sender_and_sequence(sp
             assert (message.text, message.channel, message.seq) == ("hello", "general", receipt.seq)
             assert (message.sender.id, message.sender.name) == (ada.id, "ada")
             break
-        assert len(ada.inbox) == 0, "a sender gets no copy of its own"
+        assert len(ada.transport.queue) == 0, "a sender gets no copy of its own"
 
 
 async def test_a_joiner_who_asks_is_shown_what_was_said_before_and_told_that_it_is_history(space: RealSpace) -> None:
@@ -102,8 +102,8 @@ async def test_nothing_is_missed_and_nothing_is_twice_when_one_joins_while_anoth
         over = time.monotonic_ns()
         assert await ada.ended() == 0
         sent = history.merge(lines).of("acknowledged")
-        await eventually(lambda: len(bob.inbox) >= len(sent), within=20, what="every message arrives")
-        received = [await bob.next_message(5) for _ in range(len(bob.inbox))]
+        await eventually(lambda: len(bob.transport.queue) >= len(sent), within=20, what="every message arrives")
+        received = [await bob.next_message(5) for _ in range(len(bob.transport.queue))]
     for message in received:
         history.took("bob", message)
     history.owed("bob", "general")
@@ -134,7 +134,7 @@ async def test_overlapping_patterns_surface_a_message_once(space: RealSpace) -> 
         await ada.send("team.backend", "one")
         await ada.send("team.frontend", "two")
         assert await texts(bob, 2) == ["one", "two"]
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
 
 
 async def test_a_channel_it_may_not_read_is_refused_and_not_joined(space: RealSpace) -> None:
@@ -142,10 +142,10 @@ async def test_a_channel_it_may_not_read_is_refused_and_not_joined(space: RealSp
     async with connect(space, "ada") as ada:
         with pytest.raises(DeniedError):
             await ada.join("secret")
-        assert ada.joined == []
+        assert ada.transport.joined == []
         with pytest.raises(DeniedError, match="refuses this agent"):
             await ada.send("secret", "hello")
-        assert ada.state == "ready"
+        assert ada.transport.state == "ready"
 
 
 async def test_oversize_is_found_before_sending_and_the_connection_stays(space: RealSpace) -> None:
@@ -154,7 +154,7 @@ async def test_oversize_is_found_before_sending_and_the_connection_stays(space: 
         with pytest.raises(TooLarge):
             await ada.send("general", "x" * (256 * 1024))
         assert (await ada.send("general", "y" * 200_000)).seq > 0
-        assert ada.connection.rebuilds == 0
+        assert ada.transport.connection.rebuilds == 0
 
 
 async def test_a_lost_connection_is_rebuilt_and_what_was_missed_is_read(space: RealSpace) -> None:
@@ -167,7 +167,7 @@ async def test_a_lost_connection_is_rebuilt_and_what_was_missed_is_read(space: R
         for text in ("two", "three"):
             await ada.send("general", text)
         assert await texts(bob, 2) == ["two", "three"]
-        assert bob.connection.rebuilds == 1
+        assert bob.transport.connection.rebuilds == 1
 
 
 @pytest.mark.requirement("X8")
@@ -179,11 +179,11 @@ async def test_a_broker_killed_with_9_loses_nothing_confirmed_and_clients_resume
         for _ in range(20):
             await recorded_send(history, ada, "general")
         await space.restart_broker(kill=True)
-        await eventually(lambda: ada.state == "ready" and bob.state == "ready", within=20)
+        await eventually(lambda: ada.transport.state == "ready" and bob.transport.state == "ready", within=20)
         await recorded_send(history, ada, "general", "after")
         for _ in range(21):
             history.took("bob", await bob.next_message(10))
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
     history.owed("bob", "general")
     history.check()
 
@@ -211,7 +211,7 @@ async def test_with_a_state_file_a_message_is_surfaced_once_across_restarts(spac
         await ada.send("general", "four")
         async with connect(space, "bob", channels=["general"], state=state) as bob:
             assert await texts(bob, 2) == ["three", "four"]
-            assert len(bob.inbox) == 0
+            assert len(bob.transport.queue) == 0
 
 
 async def test_history_is_newest_first_and_bounded(space: RealSpace) -> None:
@@ -222,7 +222,7 @@ async def test_history_is_newest_first_and_bounded(space: RealSpace) -> None:
         assert [m.seq for m in await ada.history("general", 10)] == newest[:10]
         assert [m.seq for m in await ada.history("general", 240)] == newest[:240]
         assert [m.seq for m in await ada.history("general", 10, before=newest[100])] == newest[101:111]
-        assert [m.seq for m in await ada.recall("general", newest[5])] == list(reversed(newest[:5]))
+        assert [m.seq for m in await ada.transport.recall("general", newest[5])] == list(reversed(newest[:5]))
         with pytest.raises(DeniedError):
             await ada.history("secret")
 
@@ -253,7 +253,7 @@ async def test_a_steward_that_is_away_leaves_the_live_path_and_the_join_is_compl
         await ada.send("general", "live")
         assert await texts(bob, 1) == ["live"]
         await space.start_steward()
-        await eventually(lambda: bob._channels.memberships["general"].joined is not None, within=15)
+        await eventually(lambda: bob.transport._channels.memberships["general"].joined is not None, within=15)
         assert space.steward is not None
         assert bob.id in space.steward.table.members_at("general", space.steward.table.head + 1)
 
@@ -274,17 +274,17 @@ async def test_a_gate_that_opens_while_the_sender_asks_why_costs_only_time(
     await space.add("ada")
     async with connect(space, "ada") as ada, space.core() as core:
         await set_gate(core, space.subjects, gate_open=False)
-        call, asked = ada.connection.call, []
+        call, asked = ada.transport.connection.call, []
 
         async def opened_meanwhile(request: Request[Any], **options: Any) -> Any:
             asked.append(request.operation.service)
             await set_gate(core, space.subjects, gate_open=True)
             return await call(request, **options)
 
-        ada.connection.call = opened_meanwhile  # type: ignore[method-assign]
+        ada.transport.connection.call = opened_meanwhile  # type: ignore[method-assign]
         receipt = await ada.send("general", "hello")
         assert asked[0] == "health"
-        ada.connection.call = call  # type: ignore[method-assign]
+        ada.transport.connection.call = call  # type: ignore[method-assign]
         assert [m.seq for m in await ada.history("general", 2)] == [receipt.seq]
 
 
@@ -298,7 +298,7 @@ async def test_wider_access_is_used_without_a_restart(space: RealSpace) -> None:
             await admin.set_access("ada", wide)
         assert (await ada.send("ops", "now")).seq > 0
         assert (await ada.join("ops")).state == "opened"
-        assert ada.joined == ["general", "ops"]
+        assert ada.transport.joined == ["general", "ops"]
 
 
 async def test_an_agent_elsewhere_fetches_its_wider_access_from_its_record(space: RealSpace, tmp_path: Path) -> None:
@@ -319,18 +319,18 @@ async def test_an_agent_elsewhere_fetches_its_wider_access_from_its_record(space
         async with space.administer() as admin:
             await admin.set_access("ada", AgentFile("ada", read=("general", "ops"), post=("general",)))
         assert (await ada.join("ops")).state == "opened"
-        assert "ops" in json.dumps(jwt.decode(ada.identity.token()))
+        assert "ops" in json.dumps(jwt.decode(ada.transport.identity.token()))
 
 
 async def test_who_joins_while_its_connection_is_rebuilt_waits_for_it(pair: RealSpace) -> None:
     async with fault_proxy(pair.info.port) as proxy, connect(pair, "bob", url=proxy.url) as bob:
         proxy.refuse = True
         proxy.cut()
-        await eventually(lambda: bob.state == "reconnecting")
+        await eventually(lambda: bob.transport.state == "reconnecting")
         joining = asyncio.create_task(bob.join("general"))
         await asyncio.sleep(0)
         proxy.refuse = False
-        bob.reconnect()
+        bob.transport.connection.reconnect()
         assert (await joining).state == "opened"
 
 
@@ -343,8 +343,8 @@ async def test_history_of_large_messages_comes_in_pages_and_is_complete(space: R
         found = [message.seq for message in await ada.history("general", 70)]
         assert found[30:] == list(reversed(sent))
         assert len(found) == 70
-        assert [m.seq for m in await ada.recall("general", sent[0] - 1, 70)] == list(reversed(found))
-        page = await ada.connection.call(HistoryRequest("general", limit=200))
+        assert [m.seq for m in await ada.transport.recall("general", sent[0] - 1, 70)] == list(reversed(found))
+        page = await ada.call(HistoryRequest("general", limit=200))
         assert page.more is True
         assert sum(len(line.payload) for line in page.records) < 400_000
 
@@ -378,7 +378,7 @@ async def test_an_endpoint_joins_its_channels_side_by_side_and_not_all_at_once(
     async with fault_proxy(space.info.port) as proxy:
         proxy.delay = 0.02  # an answer never comes in the turn of its question
         async with connect(space, "bob", url=proxy.url, channels=[*names, names[0]]) as bob:
-            assert bob.joined == sorted(names)
+            assert bob.transport.joined == sorted(names)
     assert max(crowds) == JOINS_AT_ONCE
     assert sorted(began) == sorted(names)
 
@@ -387,7 +387,7 @@ async def test_answers_of_joins_side_by_side_are_in_order_and_a_refused_one_fail
     names = [f"team.c{number}" for number in range(12)]
     await space.add("bob", read=["team.>"])
     async with connect(space, "bob") as bob:
-        answers = await bob._join_all(names)
+        answers = await asyncio.gather(*map(bob.join, names))
         assert [(each.channel, each.state) for each in answers] == [(name, "opened") for name in names]
     with pytest.raises(DeniedError, match="may not read secret"):
         await connect(space, "bob", channels=[*names, "secret"]).open()
@@ -420,9 +420,11 @@ async def test_the_return_of_a_callback_settles_and_what_it_raises_does_not(spac
             await eventually(partial(handled.__contains__, text))
         sent = await ada.send("general", "to all")
         await eventually(lambda: "to all" in handled)
-        await eventually(lambda: bob.read_state.channel("general").settled_through >= sent.seq)
+        await eventually(lambda: bob.transport.read_state.channel("general").settled_through >= sent.seq)
         assert [str(error) for error in errors] == ["cannot read this"]
-        (unsettled,) = await eventually(lambda: [held for held in bob._direct.pending.values() if not held.settled])
+        (unsettled,) = await eventually(
+            lambda: [held for held in bob.transport._direct.pending.values() if not held.settled]
+        )
         assert unsettled.delivery.seq == 2
         await bob.close()
         await asyncio.wait_for(handling, 5)
@@ -444,14 +446,14 @@ async def test_a_join_whose_backfill_was_not_answered_says_so_and_completes_it_l
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         for number in range(3):
             await ada.send("general", f"old {number}")
-        call = bob.connection.call
+        call = bob.transport.connection.call
 
         async def unanswered(request: Request[Any], **options: Any) -> Any:
             if isinstance(request, HistoryRequest) and not away.is_set():
                 raise StewardUnreachable("no answer to history page")
             return await call(request, **options)
 
-        monkeypatch.setattr(bob.connection, "call", unanswered)
+        monkeypatch.setattr(bob.transport.connection, "call", unanswered)
         joined = await bob.join("general", backfill=100)
         assert (joined.state, joined.backfilled) == ("opened", 0)
         assert "what was said before could not be read yet and comes later" in joined.reason
@@ -463,7 +465,7 @@ async def test_a_join_whose_backfill_was_not_answered_says_so_and_completes_it_l
         assert [(m.text, m.historical, m.late) for m in rest] == [(f"old {n}", True, True) for n in range(3)]
         await ada.send("general", "newer")
         assert await texts(bob, 1) == ["newer"]
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
 
 
 async def test_a_resumed_join_whose_page_was_not_answered_misses_nothing(
@@ -476,14 +478,14 @@ async def test_a_resumed_join_whose_page_was_not_answered_misses_nothing(
         pass
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         await ada.send("general", "missed")
-        call, failures = bob.connection.call, iter([True])
+        call, failures = bob.transport.connection.call, iter([True])
 
         async def unanswered_once(request: Request[Any], **options: Any) -> Any:
             if isinstance(request, HistoryRequest) and next(failures, False):
                 raise StewardUnreachable("no answer to history page")
             return await call(request, **options)
 
-        monkeypatch.setattr(bob.connection, "call", unanswered_once)
+        monkeypatch.setattr(bob.transport.connection, "call", unanswered_once)
         joined = await bob.join("general")
         assert "what was missed could not be read yet and comes later" in joined.reason
         assert await texts(bob, 1) == ["missed"]
@@ -496,7 +498,7 @@ async def test_a_join_whose_connection_goes_meanwhile_is_done_on_the_next(
     await space.add("ada")
     await space.add("bob")
     async with connect(space, "bob") as bob, connect(space, "ada") as ada:
-        subscribe, tried = bob._channels.live.subscribe, list[object]()
+        subscribe, tried = bob.transport._channels.live.subscribe, list[object]()
 
         async def cut_at_first(connection: Any, membership: Any) -> None:
             tried.append(connection)
@@ -504,7 +506,7 @@ async def test_a_join_whose_connection_goes_meanwhile_is_done_on_the_next(
                 connection.abort()
             await subscribe(connection, membership)
 
-        monkeypatch.setattr(bob._channels.live, "subscribe", cut_at_first)
+        monkeypatch.setattr(bob.transport._channels.live, "subscribe", cut_at_first)
         assert (await bob.join("general")).state == "opened"
         assert len(set(tried)) >= 2
         await ada.send("general", "hello")
@@ -516,7 +518,7 @@ async def test_a_hundred_joins_and_leaves_leave_no_handler_on_the_connection(spa
     async with connect(space, "bob") as bob:
         await bob.join("general")
         await bob.leave("general")
-        connection = bob.connection.current
+        connection = bob.transport.connection.current
 
         def live() -> list[str]:
             return [each.subject for each in connection.subscriptions if ".live." in each.subject]
@@ -540,10 +542,10 @@ async def test_channels_under_a_pattern_are_remembered_in_bounds_and_none_surfac
         for number in range(12):
             await ada.send(f"team.c{number}", f"old {number}")
             assert await texts(bob, 1) == [f"old {number}"]
-        assert len(bob.read_state.channels) <= 5
-        assert "team.c0" not in bob.read_state.channels
-        assert "team.kept" in bob.read_state.channels, "one that is joined by name is not forgotten"
-        ask = bob._channels._ask_join
+        assert len(bob.transport.read_state.channels) <= 5
+        assert "team.c0" not in bob.transport.read_state.channels
+        assert "team.kept" in bob.transport.read_state.channels, "one that is joined by name is not forgotten"
+        ask = bob.transport._channels._ask_join
 
         async def after_news(membership: Any, *arguments: Any) -> Any:
             """The log is read once a copy of a forgotten channel came: it is then among those that are read."""
@@ -551,14 +553,14 @@ async def test_channels_under_a_pattern_are_remembered_in_bounds_and_none_surfac
                 await eventually(lambda: bool(membership.held))
             return await ask(membership, *arguments)
 
-        monkeypatch.setattr(bob._channels, "_ask_join", after_news)
-        rebuilds = bob.connection.rebuilds
+        monkeypatch.setattr(bob.transport._channels, "_ask_join", after_news)
+        rebuilds = bob.transport.connection.rebuilds
         cut(bob)
-        await eventually(lambda: bob.connection.rebuilds > rebuilds and bob.state == "ready")
+        await eventually(lambda: bob.transport.connection.rebuilds > rebuilds and bob.transport.state == "ready")
         await ada.send("team.c0", "new")
         assert await texts(bob, 1) == ["new"]
-        await eventually(lambda: bob._channels.memberships["team.>"].is_whole)
-        assert len(bob.inbox) == 0
+        await eventually(lambda: bob.transport._channels.memberships["team.>"].is_whole)
+        assert len(bob.transport.queue) == 0
 
 
 async def test_mistakes_of_a_program_are_refused_with_a_sentence_before_anything_is_sent(pair: RealSpace) -> None:

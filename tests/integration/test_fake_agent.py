@@ -1,6 +1,6 @@
 """The agent in memory answers as an agent at the host does: the same calls, the same fields, the same refusals.
 
-Most tests of the MCP server stand on `FakeAgent`. What it says that no host says, they would prove in vain. The
+Most tests of the MCP server stand on `FakeTransport`. What it says that no host says, they would prove in vain. The
 contract tests hold it to the interface; here both are walked through one scene with what only the host has, outbox and
 inbox, and every answer is compared by its fields, and every outcome as it is.
 """
@@ -19,12 +19,14 @@ import msgspec
 
 import tidings
 from coding_agents import hosted
-from fake_agent import FakeAgent, FakeSpace
-from tidings.client.host_endpoint import HostEndpoint
+from fake_agent import FakeSpace, FakeTransport
+from tidings.client.agent import Agent
+from tidings.client.host_transport import HostTransport
 from tidings.client.incoming import Incoming
-from tidings.client.interface import AgentInterface
 from tidings.client.message_json import job_json, message_json, result_json
 from tidings.client.tasks import Job, TaskResult
+from tidings.client.transport import Transport
+from tidings.contract.host import HeldTaskRequest, MessageIdsRequest
 from tidings.errors import TidingsError
 from tidings.wire.message import new_id
 from tidings_testing.real_space import real_space
@@ -37,7 +39,7 @@ SOURCES = Path(tidings.__file__).parent / "mcp"
 class Scene:
     """bob, and ada elsewhere in the space."""
 
-    def __init__(self, bob: Any, ada: AgentInterface) -> None:
+    def __init__(self, bob: Any, ada: Agent[Transport]) -> None:
         self.bob, self.ada = bob, ada
         self.fields: dict[str, Any] = {}
         self.outcomes: dict[str, Any] = {}
@@ -100,14 +102,14 @@ async def walk(scene: Scene) -> None:
 
 
 async def channels(scene: Scene) -> None:
-    bob = scene.bob
+    bob, host = scene.bob, scene.bob.transport
     scene.told("access", await bob.access())
     scene.came_out("nothing is joined", (await bob.memberships(), await bob.channels()))
     scene.told("join", await bob.join("general"))
     scene.came_out("joined", (await bob.memberships(), [each.joined for each in await bob.channels()]))
     scene.told("channels", await bob.channels())
     said = await scene.ada.send("general", "in the channel", mentions=["bob"], timeout=PATIENCE)
-    (row,) = await scene.until(lambda: bob.inbox(unread=True, limit=5), "what is said there comes")
+    (row,) = await scene.until(lambda: host.inbox(unread=True, limit=5), "what is said there comes")
     scene.told("a row of a channel", row)
     scene.came_out("the row", (row["id"] == said.id, row["mentions"], row["mentions_me"], row["seq"] == said.seq))
     past = await bob.history("general", 5)
@@ -120,62 +122,67 @@ async def channels(scene: Scene) -> None:
 
 
 async def mail(scene: Scene) -> None:
-    bob = scene.bob
-    before = await bob.newest_row()
+    host = scene.bob.transport
+    before = await host.newest_row()
     first = (await scene.ada.dm("bob", "to you", timeout=PATIENCE)).id
 
     async def came() -> bool:
-        return bool(await bob.newest_row() > before)
+        return bool(await host.newest_row() > before)
 
     await scene.until(came, "a direct message comes")
-    async with aclosing(bob.follow(before)) as events:
+    async with aclosing(host.follow(before)) as events:
         event = await anext(event async for event in events if event.kind == "message")
-    scene.came_out("the event", (event.kind, event.row == await bob.newest_row()))
+    scene.came_out("the event", (event.kind, event.row == await host.newest_row()))
     scene.told("the event", event.data)
-    rows = await bob.inbox(unread=True, limit=5, direct_first=True)
+    rows = await host.inbox(unread=True, limit=5, direct_first=True)
     scene.came_out("direct ones first", [each["kind"] for each in rows])
     scene.told("a direct row", rows[0])
-    scene.came_out("the newest", [each["id"] == first for each in await bob.inbox(newest=True, limit=1)])
-    scene.told("unread", await bob.unread())
-    scene.came_out("unread", await bob.unread())
-    scene.came_out("an ending", (await bob.ids_ending(first[-12:]) == [first], await bob.ids_ending("0" * 12)))
-    scene.came_out("a thread", [each["id"] == first for each in await bob.thread(first)])
+    scene.came_out("the newest", [each["id"] == first for each in await host.inbox(newest=True, limit=1)])
+    scene.told("unread", await host.unread())
+    scene.came_out("unread", await host.unread())
+    known, unknown = [await host.call(MessageIdsRequest(each)) for each in (first[-12:], "0" * 12)]
+    scene.came_out("an ending", (known.ids == (first,), unknown.ids))
+    scene.came_out("a thread", [each["id"] == first for each in await host.thread(first)])
     numbers = [int(each["row"]) for each in rows]
-    scene.came_out("marked", (await bob.mark_read(numbers), await bob.mark_read(numbers), await bob.unread()))
-    scene.came_out("all of it is kept", len(await bob.inbox(limit=5)))
+    scene.came_out(
+        "marked",
+        (await host.mark_read(numbers), await host.mark_read(numbers), await host.unread()),
+    )
+    scene.came_out("all of it is kept", len(await host.inbox(limit=5)))
 
 
 async def sending(scene: Scene) -> None:
-    bob, chosen = scene.bob, new_id()
+    bob, host, chosen = scene.bob, scene.bob.transport, new_id()
     sent = scene.told("send", await bob.dm("ada", "answer", id=chosen, timeout=PATIENCE))
     scene.came_out("sent", (sent.id == chosen, sent.stage, sent.to == scene.ada.id, sent.code, sent.why))
     scene.came_out("sent again", (await bob.dm("ada", "answer", id=chosen, timeout=0)).id == chosen)
     await scene.refused("sent otherwise", bob.dm("ada", "other", id=chosen, timeout=0))
-    scene.told("outbox", await bob.outbox(limit=5))
-    scene.told("outbox_row", await bob.outbox_row(chosen))
-    await scene.refused("a row that is not there", bob.outbox_row(new_id()))
+    scene.told("outbox", await host.outbox(limit=5))
+    scene.told("outbox_row", await host.outbox_row(chosen))
+    await scene.refused("a row that is not there", host.outbox_row(new_id()))
     traced = await bob.trace(chosen)
     scene.came_out("a trace has", sorted(msgspec.to_builtins(traced)))
     refused = new_id()
     await scene.refused("sent where it may not", bob.send("secret", "hello", id=refused, timeout=PATIENCE))
-    row = await bob.outbox_row(refused)
+    row = await host.outbox_row(refused)
     scene.came_out("what was refused", (row["state"], row["code"], row["kind"], row["to"], bool(row["words"])))
 
 
 async def tasks(scene: Scene) -> None:
-    bob = scene.bob
-    scene.came_out("nothing to do", (await bob.claim("reviewer"), await bob.held(), await bob.held(starts=False)))
+    bob, host = scene.bob, scene.bob.transport
+    held = await bob.call(HeldTaskRequest())
+    scene.came_out("nothing to do", (await bob.claim("reviewer"), held))
     await scene.refused("not its role", bob.claim("painter"))
     asked = (await scene.ada.ask("reviewer", "look", timeout=PATIENCE)).id
     job = scene.told("claim", await scene.until(lambda: bob.claim("reviewer", 1), "a task"))
-    scene.came_out("claimed", (job.message.id == asked, await bob.claimed(asked) == job, job.attempt))
-    scene.told("held", await bob.held())
-    await scene.refused("a task that is not held", bob.claimed(new_id()))
+    scene.came_out("claimed", (job.message.id == asked, await host.claimed(asked) == job, job.attempt))
+    scene.told("held", await bob.call(HeldTaskRequest()))
+    await scene.refused("a task that is not held", host.claimed(new_id()))
     scene.came_out("given up", await job.fail("not now", retry=True))
     again = await scene.until(lambda: bob.claim("reviewer", 1), "the task again")
     scene.came_out("again", (again.message.id == asked, again.attempt))
     await again.done("done", data={"ok": True})
-    scene.came_out("nothing is held", await bob.held())
+    scene.came_out("nothing is held", await bob.call(HeldTaskRequest()))
     own = await bob.ask("reviewer", "for myself", timeout=PATIENCE)
     scene.told("task", await bob.task(own.id))
     scene.came_out("of a task", ((await bob.task(own.id)).state, (await bob.task(new_id())).state))
@@ -222,15 +229,21 @@ async def test_the_agent_of_the_tests_answers_as_an_agent_at_a_host_does(tmp_pat
 
 def test_the_scene_asks_everything_that_the_server_asks() -> None:
     asked = Path(__file__).read_text()
-    used = {name for path in SOURCES.glob("*.py") for name in re.findall(r"agent\.(\w+)\(", path.read_text())}
+    used = {
+        name
+        for path in SOURCES.glob("*.py")
+        for name in re.findall(r"agent\.(?:transport\.)?(\w+)\(", path.read_text())
+    }
     assert {"claim", "inbox", "follow", "send"} <= used
-    assert {name for name in used - {"close"} if not re.search(rf"\b(bob|ada)\.{name}\(", asked)} == set()
+    assert {name for name in used - {"close"} if not re.search(rf"\b(bob|ada|host)\.{name}\(", asked)} == set()
 
 
 def test_the_agent_of_the_tests_takes_what_the_real_one_takes() -> None:
-    mine = [name for name, each in vars(FakeAgent).items() if inspect.isfunction(each) and hasattr(HostEndpoint, name)]
+    mine = [
+        name for name, each in vars(FakeTransport).items() if inspect.isfunction(each) and hasattr(HostTransport, name)
+    ]
     assert "inbox" in mine
     for name in mine:
         if not name.startswith("_"):
-            fake, real = (inspect.signature(getattr(each, name)) for each in (FakeAgent, HostEndpoint))
+            fake, real = (inspect.signature(getattr(each, name)) for each in (FakeTransport, HostTransport))
             assert fake == real, name

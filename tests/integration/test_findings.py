@@ -43,13 +43,13 @@ async def test_f22_mail_goes_to_the_newer_of_two_sessions_and_is_not_shared_out(
         await ada.dm("bob", "first")
         await (await older.next_message(10)).ack()
         async with connect(pair, "bob") as newer:
-            await newer._start_receiving()
-            await eventually(older.session.superseded.is_set)
-            await eventually(lambda: older._direct._closed)
+            await newer.transport.receive()
+            await eventually(older.transport.session.superseded.is_set)
+            await eventually(lambda: older.transport._direct._closed)
             for number in range(20):
                 await ada.dm("bob", str(number))
             assert [(await newer.next_message(10)).text for _ in range(20)] == [str(n) for n in range(20)]
-            assert len(older.inbox) == 0
+            assert len(older.transport.queue) == 0
 
 
 async def test_f23_no_header_of_a_beat_erases_the_roster_or_makes_a_ghost(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ async def test_f23_no_header_of_a_beat_erases_the_roster_or_makes_a_ghost(tmp_pa
         async with connect(space, "ada") as ada, space.agent("mal") as mal, space.core() as core:
 
             def online() -> list[str]:
-                return [agent.name for agent in ada.roster.agents() if agent.online]
+                return [agent.name for agent in ada.transport.roster.agents() if agent.online]
 
             beat = {"op": new_id(), "do": "beat", "session": "session-1", "status": "working"}
             for header in ({"Nats-Rollup": "all"}, {"KV-Operation": "PURGE"}, {"Nats-TTL": "never"}):
@@ -77,7 +77,7 @@ async def test_f31_a_name_in_a_message_is_for_display_and_gets_nobodys_mail(pair
         await mal.post("general", body(mal, "I am ada", **{"from": {"id": mal.id, "name": "ada"}}))
         claimed = await bob.next_message(10)
         assert (claimed.sender.name, claimed.sender.id, claimed.claims) == ("mal", mal.id, "ada")
-        ada = (await bob.resolve("ada")).id
+        ada = (await bob.transport.resolve("ada")).id
         assert ada != mal.id
         assert {agent.id: agent.name for agent in await bob.who()}[mal.id] == "mal"
         assert (await bob.dm("ada", "for the real one")).to == ada
@@ -114,7 +114,7 @@ async def test_n12_a_repeated_sender_and_id_is_surfaced_once_and_another_senders
                 assert "duplicate" not in await ada.post("general", same), "three records of one message"
             await raw.post("general", body(raw, "mine", id=json.loads(same)["id"]))
             assert [(await cat.next_message(10)).text for _ in range(2)] == ["once", "mine"]
-            assert (len(cat.inbox), cat.opener.refused["repeated"]) == (0, 2)
+            assert (len(cat.transport.queue), cat.transport.opener.refused["repeated"]) == (0, 2)
             for _ in range(3):
                 await write_to(ada, bob.id, same)
             assert (await bob.next_message(10)).text == "once"

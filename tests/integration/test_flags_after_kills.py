@@ -18,11 +18,11 @@ from tools.frames import stub_pipeline
 CHILD = Path(__file__).parent / "flags_child.py"
 
 
-def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
-async def flags(endpoint: tidings.Endpoint, count: int) -> list[tuple[str, str]]:
+async def flags(endpoint: tidings.DirectAgent, count: int) -> list[tuple[str, str]]:
     """The next messages with what they say, each settled."""
     found = []
     for _ in range(count):
@@ -51,7 +51,7 @@ async def test_after_kill_9_what_was_in_hand_says_so_what_was_settled_does_not_c
         await ada.send("general", "said meanwhile")
         async with connect(pair, "bob", channels=["general"], state=state) as bob:
             assert await flags(bob, 3) == [("in hand", "redelivered"), ("not yet taken", ""), ("said meanwhile", "")]
-            assert len(bob.inbox) == 0
+            assert len(bob.transport.queue) == 0
 
 
 async def test_what_comes_before_older_ones_is_ahead_and_those_are_late_though_the_steward_hangs_and_it_starts_again(
@@ -78,7 +78,7 @@ async def test_what_comes_before_older_ones_is_ahead_and_those_are_late_though_t
             assert await flags(bob, 1) == [("new 2", "ahead")]
             await pair.start_steward(TEST_INTERVALS)
             assert await flags(bob, 1) == [("old 3", "late")], "and in the same one"
-            membership = bob._channels.memberships["general"]
+            membership = bob.transport._channels.memberships["general"]
             await eventually(lambda: membership.is_whole, what="it has caught up")
             await ada.send("general", "new 3")
             assert await flags(bob, 1) == [("new 3", "")]

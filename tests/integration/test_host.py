@@ -25,10 +25,11 @@ from crowd import revoke
 from duplicate_window import STREAM, forget_ids
 from hosted import break_trigger, mend_trigger
 from hosting import EVERYTHING, Clock, adopt, has_texts, host_in, in_state, inbox_of, notices_of, texts_of
-from tidings.client.endpoint import Endpoint
-from tidings.client.interface import Joined
+from tidings.client.agent import Agent
+from tidings.client.direct_transport import DirectAgent
 from tidings.client.publishing import prepare_chat
 from tidings.client.session_lease import SessionLease
+from tidings.client.transport import Joined
 from tidings.contract.core import Request
 from tidings.contract.host import LONGEST_AGE, SendRequest
 from tidings.errors import (
@@ -190,17 +191,17 @@ async def test_a_broker_killed_while_messages_leave_has_each_once_and_in_order(p
 async def test_a_publish_for_one_run_of_the_broker_goes_to_no_other_and_waits_for_none(pair: RealSpace) -> None:
     async with tidings.connect("main", name="ada", home=pair.home.home, receive=False) as ada:
         said = compose(Sender(ada.id, "ada"), text="for that run only")
-        prepared = prepare_chat(ada.identity, "general", said)
+        prepared = prepare_chat(ada.transport.identity, "general", said)
         with pytest.raises(Reconnecting, match="another run"):
-            await ada.publish(prepared, only="a run before")
-        assert await ada.publisher.find(prepared) is None
-        run = ada.incarnation
-        assert (await ada.publish(prepared, only=run)).incarnation == run
+            await ada.transport.publish(prepared, only="a run before")
+        assert await ada.transport.publisher.find(prepared) is None
+        run = ada.transport.incarnation
+        assert (await ada.transport.publish(prepared, only=run)).incarnation == run
         pair.broker.kill()
-        await eventually(lambda: ada.state == "reconnecting")
+        await eventually(lambda: ada.transport.state == "reconnecting")
         with pytest.raises(UnreachableError):
             async with asyncio.timeout(1):
-                await ada.publish(prepared, only=run)
+                await ada.transport.publish(prepared, only=run)
         pair.broker.start()
 
 
@@ -636,7 +637,7 @@ async def test_a_newer_session_elsewhere_receives_until_it_is_taken_back(pair: R
         await host.send(ada, dm("first"), wait=10)
         await has_texts(host, bob, ["first"])
         async with tidings.connect("main", name="bob", home=pair.home.home) as elsewhere:
-            await elsewhere._start_receiving()
+            await elsewhere.transport.receive()
             await eventually(lambda: health_of(host, bob).superseded)
             assert not health_of(host, bob).receiving
             assert "take it back" in str(health_of(host, bob).reason)
@@ -656,7 +657,7 @@ RECEIVES = """
 import asyncio, sys, tidings
 async def main():
     async with tidings.connect("main", name="bob", home=sys.argv[1], presence=False) as bob:
-        await bob._start_receiving()
+        await bob.transport.receive()
         await asyncio.sleep(1000)
 asyncio.run(main())
 """
@@ -672,7 +673,7 @@ async def test_the_host_receives_again_by_itself_once_the_newer_session_ended_in
         for text in ("first", "second"):
             await eventually(lambda: health_of(host, bob).receiving)
             async with tidings.connect("main", name="bob", home=pair.home.home, presence=text == "first") as elsewhere:
-                await elsewhere._start_receiving()
+                await elsewhere.transport.receive()
                 await eventually(lambda: health_of(host, bob).superseded)
             await host.send(ada, dm(text), wait=10)
         await has_texts(host, bob, ["first", "second"])
@@ -732,13 +733,13 @@ async def test_a_host_that_starts_leaves_the_session_of_a_running_program_alone_
         await eventually(lambda: health_of(host, bob).receiving)
         if connects == "while the host runs":
             await elsewhere.open()
-            await elsewhere._start_receiving()
+            await elsewhere.transport.receive()
             await eventually(lambda: health_of(host, bob).superseded)
         if end == "killed":
-            monkeypatch.setattr(host._agent(bob).session.endpoint.session, "close", _nothing)
+            monkeypatch.setattr(host._agent(bob).session.endpoint.transport.session, "close", _nothing)
     if connects == "while none does":
         await elsewhere.open()
-        await elsewhere._start_receiving()
+        await elsewhere.transport.receive()
     async with host_in(home) as host:
         await eventually(lambda: health_of(host, bob).superseded)
         assert "another session of bob receives" in str(health_of(host, bob).reason)
@@ -746,7 +747,7 @@ async def test_a_host_that_starts_leaves_the_session_of_a_running_program_alone_
         heard = await elsewhere.next_message(timeout=10)
         assert heard.text == "to the program"
         await heard.ack()
-        assert not elsewhere.session.superseded.is_set()
+        assert not elsewhere.transport.session.superseded.is_set()
         await elsewhere.close()
         await eventually(lambda: health_of(host, bob).receiving)
         await host.send(ada, dm("to the host"), wait=10)
@@ -770,11 +771,11 @@ async def test_health_shows_an_agent_as_receiving_only_once_the_host_holds_its_s
     async with host_in(tmp_path / "host") as host:
         bob = await adopt(host, pair, "bob", receive=True)
         await eventually(lambda: health_of(host, bob).state == "open")
-        await eventually(lambda: host.endpoint(bob).session._wanted)
+        await eventually(lambda: host.endpoint(bob).transport.session._wanted)
         assert not health_of(host, bob).receiving
         answers.set()
         await eventually(lambda: health_of(host, bob).receiving)
-        assert held_number(host.home, bob).read() == host.endpoint(bob).session.number
+        assert held_number(host.home, bob).read() == host.endpoint(bob).transport.session.number
 
 
 async def test_a_session_that_closes_before_the_steward_answered_is_released(
@@ -783,7 +784,7 @@ async def test_a_session_that_closes_before_the_steward_answered_is_released(
     assert pair.steward is not None
     table = pair.steward.roster.table
     async with tidings.connect("main", name="bob", home=pair.home.home, presence=False) as bob:
-        call, unheard = bob.connection.call, asyncio.Event()
+        call, unheard = bob.transport.connection.call, asyncio.Event()
 
         async def call_without_answer(request: Request[Any], **options: Any) -> Any:
             answer = await call(request, **options)
@@ -792,17 +793,19 @@ async def test_a_session_that_closes_before_the_steward_answered_is_released(
                 await asyncio.Event().wait()
             return answer
 
-        monkeypatch.setattr(bob.connection, "call", call_without_answer)
-        receiving = asyncio.create_task(bob._start_receiving())
+        monkeypatch.setattr(bob.transport.connection, "call", call_without_answer)
+        receiving = asyncio.create_task(bob.transport.receive())
         await asyncio.wait_for(unheard.wait(), 10)
-        assert table.is_held_by(bob.id, bob.session.session)
-        assert bob.session.number is None
+        assert table.is_held_by(bob.id, bob.transport.session.session)
+        assert bob.transport.session.number is None
         receiving.cancel()
         await asyncio.gather(receiving, return_exceptions=True)
-        await bob.session.close()
+        await bob.transport.session.close()
         number = await eventually(lambda: table.ended(bob.id, time.monotonic()))
-        await eventually(lambda: (row := bob.roster.get(bob.id)) and row.session == number)
-        assert bob.session._task is None or bob.session._task.done(), "a row of its own does not take it again"
+        await eventually(lambda: (row := bob.transport.roster.get(bob.id)) and row.session == number)
+        assert bob.transport.session._task is None or bob.transport.session._task.done(), (
+            "a row of its own does not take it again"
+        )
     assert table.ended(bob.id, time.monotonic()) == number
 
 
@@ -816,13 +819,13 @@ async def test_a_host_that_starts_again_goes_on_with_its_own_session_at_once(
         bob = await adopt(host, pair, "bob", receive=True)
         ada = await adopt(host, pair, "ada", knows=2)
         await eventually(lambda: health_of(host, bob).receiving)
-        before = await eventually(lambda: host.endpoint(bob).session.number)
+        before = await eventually(lambda: host.endpoint(bob).transport.session.number)
         if end == "killed":
-            monkeypatch.setattr(host.endpoint(bob).session, "close", _nothing)
+            monkeypatch.setattr(host.endpoint(bob).transport.session, "close", _nothing)
     async with host_in(home) as host:
         await host.send(ada, dm("hello"), wait=10)
         await has_texts(host, bob, ["hello"])
-        number = host.endpoint(bob).session.number
+        number = host.endpoint(bob).transport.session.number
         assert before is not None
         assert number == (before if end == "in order" else before + 1)
         assert not health_of(host, bob).superseded
@@ -836,11 +839,11 @@ async def test_whoever_asks_the_host_to_receive_gets_it_also_just_after_it_start
         bob = await adopt(host, pair, "bob", receive=True)
         await eventually(lambda: health_of(host, bob).receiving)
     async with tidings.connect("main", name="bob", home=pair.home.home) as elsewhere:
-        await elsewhere._start_receiving()
+        await elsewhere.transport.receive()
         async with host_in(home) as host:
             await adopt(host, pair, "bob", receive=True)
             async with asyncio.timeout(20):
-                await elsewhere.session.superseded.wait()
+                await elsewhere.transport.session.superseded.wait()
             await eventually(lambda: health_of(host, bob).receiving)
 
 
@@ -852,13 +855,13 @@ async def test_after_a_change_of_stewards_a_session_that_lives_is_left_alone(
         bob = await adopt(host, pair, "bob", receive=True)
         await eventually(lambda: health_of(host, bob).receiving)
         async with tidings.connect("main", name="bob", home=pair.home.home, presence=False) as elsewhere:
-            await elsewhere._start_receiving()
+            await elsewhere.transport.receive()
             await eventually(lambda: health_of(host, bob).superseded)
             await pair.stop_steward()
             steward = await pair.start_steward()
-            number = elsewhere.session.number
+            number = elsewhere.transport.session.number
             await eventually(lambda: steward.roster.table._of(bob.agent).number == number)
-            assert not elsewhere.session.superseded.is_set()
+            assert not elsewhere.transport.session.superseded.is_set()
         await eventually(lambda: health_of(host, bob).receiving)
 
 
@@ -871,14 +874,14 @@ async def test_a_channel_that_cannot_be_followed_at_first_is_tried_again_until_i
     pair: RealSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await joined(pair, "general")
-    join, failures = Endpoint.join, [Reconnecting("not now"), OutcomeUnknown("perhaps"), StewardUnreachable("away")]
+    join, failures = Agent.join, [Reconnecting("not now"), OutcomeUnknown("perhaps"), StewardUnreachable("away")]
 
-    async def fails_at_first(endpoint: Endpoint, channel: str, *, backfill: int = 0) -> Joined:
+    async def fails_at_first(endpoint: DirectAgent, channel: str, *, backfill: int = 0) -> Joined:
         if failures:
             raise failures.pop()
         return await join(endpoint, channel, backfill=backfill)
 
-    monkeypatch.setattr(Endpoint, "join", fails_at_first)
+    monkeypatch.setattr(Agent, "join", fails_at_first)
     async with host_in(tmp_path / "host") as host:
         bob = await adopt(host, pair, "bob", receive=True)
         ada = await adopt(host, pair, "ada", knows=2)
@@ -896,14 +899,14 @@ async def test_a_channel_whose_following_is_denied_is_told_once_and_holds_no_oth
     await space.add("ada")
     await space.add("bob", read=["general", "aside"])
     await joined(space, "general", "aside")
-    join = Endpoint.join
+    join = Agent.join
 
-    async def denied(endpoint: Endpoint, channel: str, *, backfill: int = 0) -> Joined:
+    async def denied(endpoint: DirectAgent, channel: str, *, backfill: int = 0) -> Joined:
         if channel == "aside":
             raise DeniedError("bob may not read aside")
         return await join(endpoint, channel, backfill=backfill)
 
-    monkeypatch.setattr(Endpoint, "join", denied)
+    monkeypatch.setattr(Agent, "join", denied)
     for text in ("first", "second"):  # with another endpoint, and told once
         async with host_in(tmp_path / "host") as host:
             bob = await adopt(host, space, "bob", receive=True)
@@ -1160,7 +1163,7 @@ async def test_ten_thousand_queued_messages_leave_in_the_order_of_their_lanes(pa
         await host.resume(sender.space_id)
         await eventually(lambda: all_confirmed(host, sender.space_id), within=300, every=0.5)
         for lane in range(lanes):
-            found = await host.endpoint(sender).recall(f"lane{lane}", 0, limit=each)
+            found = await host.endpoint(sender).transport.recall(f"lane{lane}", 0, limit=each)
             assert [m.text for m in found] == [f"{lane} {number}" for number in range(each)]
 
 

@@ -379,7 +379,7 @@ async def test_mail_is_received_again_when_a_program_asks_for_it(pair: RealSpace
         async def take_over_and_leave() -> None:
             await eventually(receiving)
             async with tidings.connect("main", name="bob", home=home) as elsewhere:
-                await elsewhere._start_receiving()
+                await elsewhere.transport.receive()
                 await eventually(lambda: daemon.host.health()[0].superseded)
                 assert "`tidings inbox`" in (await ask(health))["reason"]
 

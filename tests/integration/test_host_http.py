@@ -846,7 +846,7 @@ async def test_an_agent_whose_mail_another_program_receives_is_named_with_the_re
         facts, said = await ask(look, pair.home.home), await ask(doctor._host, pair.home.home)
         assert (facts["problems"], facts["notes"], said.verdict) == ([], [], "ok")
         async with tidings.connect("main", name="bob", home=pair.home.home) as elsewhere:
-            await elsewhere._start_receiving()
+            await elsewhere.transport.receive()
             await eventually(lambda: daemon.host.health()[0].superseded)
             facts, said = await ask(look, pair.home.home), await ask(doctor._host, pair.home.home)
             (note,) = facts["notes"]

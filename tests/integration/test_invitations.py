@@ -72,7 +72,7 @@ def machine(tmp_path: Path, name: str = "there") -> SpaceHome:
     return SpaceHome(tmp_path / name, "main")
 
 
-def agent(home: SpaceHome, name: str = "bob", **options: Any) -> tidings.Endpoint:
+def agent(home: SpaceHome, name: str = "bob", **options: Any) -> tidings.DirectAgent:
     return connect_directly(home.name, name=name, home=home.home, **options)
 
 

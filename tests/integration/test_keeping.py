@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from foreign import connect
-from tidings.client.endpoint import Endpoint
+from tidings.client.direct_transport import DirectAgent
 from tidings.client.incoming import DirectRef
-from tidings.client.interface import Receipt
 from tidings.client.mailbox import PendingAck, PendingAcks
 from tidings.client.publishing import prepare_direct
+from tidings.client.transport import Receipt
 from tidings.contract.mail import ReaderReceipt, ReportReceiptsRequest
 from tidings.errors import UsageError
 from tidings.nats.jetstream_api import NO_END
@@ -23,13 +23,13 @@ from tidings_testing.waiting import eventually
 CHILD = Path(__file__).with_name("keeping_child.py")
 
 
-async def kept_by(keeper: Endpoint) -> DirectRef:
+async def kept_by(keeper: DirectAgent) -> DirectRef:
     message = await keeper.next_message(10)
     await message.keep()
     return message.kept
 
 
-async def stage(sender: Endpoint, receipt: Receipt, wanted: str, within: float = 10.0) -> str:
+async def stage(sender: DirectAgent, receipt: Receipt, wanted: str, within: float = 10.0) -> str:
     return (await sender.receipt(receipt, wanted, timeout=within)).stage
 
 
@@ -47,9 +47,9 @@ async def test_what_is_kept_is_settled_and_delivered_and_read_only_when_that_is_
         assert kept == DirectRef(ada.id, receipt.id, receipt.seq)
         assert await stage(ada, receipt, "delivered") == "delivered"
         await eventually(lambda: acknowledged(pair, bob.id))
-        await bob._direct.receipts.flush()
+        await bob.transport._direct.receipts.flush()
         assert await stage(ada, receipt, "read", within=0) == "delivered", "nobody read it yet"
-        assert await bob.tell_read(kept) == []
+        assert await bob.transport.tell_read(kept) == []
         assert await stage(ada, receipt, "read") == "read"
 
 
@@ -69,9 +69,9 @@ async def test_a_keeper_killed_in_between_and_its_successor_tells_what_was_read(
         async with connect(pair, "bob") as bob:
             await eventually(lambda: acknowledged(pair, bob.id), what="it does not come again")
             assert await stage(ada, receipt, "read", within=0) == "delivered"
-            assert await bob.tell_read(kept) == []
+            assert await bob.transport.tell_read(kept) == []
             assert await stage(ada, receipt, "read") == "read"
-            assert len(bob.inbox) == 0
+            assert len(bob.transport.queue) == 0
 
 
 async def test_keeping_and_telling_again_does_no_harm(pair: RealSpace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,15 +82,15 @@ async def test_keeping_and_telling_again_does_no_harm(pair: RealSpace, monkeypat
             lost.setattr(PendingAcks, "acknowledge", _say_nothing)
             async with connect(pair, "bob") as first:
                 kept = await kept_by(first)
-                assert await first.tell_read(kept) == []
+                assert await first.transport.tell_read(kept) == []
                 assert await stage(ada, receipt, "read") == "read"
         async with connect(pair, "bob") as second:
             again = await second.next_message(20)
             assert (again.kept, again.redelivered) == (kept, True)
             await again.keep()
             await again.keep()
-            assert await second.tell_delivered(kept) == []
-            assert await second.tell_read(kept, kept) == []
+            assert await second.transport.tell_delivered(kept) == []
+            assert await second.transport.tell_read(kept, kept) == []
             await eventually(lambda: acknowledged(pair, second.id))
         assert await stage(ada, receipt, "read", within=0) == "read", "a later `delivered` takes nothing back"
         (life,) = (await ada.trace(receipt)).receipts
@@ -111,8 +111,8 @@ async def test_what_was_kept_and_then_removed_can_still_be_told_read(pair: RealS
             await core.purge("DM_main", subject_filter=pair.subjects.direct_inbox(bob.id), below=NO_END)
         await pair.stop_steward()
         await pair.start_steward()
-        await eventually(lambda: bob.state == "ready")
-        assert await bob.tell_read(kept) == []
+        await eventually(lambda: bob.transport.state == "ready")
+        assert await bob.transport.tell_read(kept) == []
         assert await stage(ada, receipt, "read") == "read"
 
 
@@ -121,9 +121,10 @@ async def test_mail_that_was_removed_before_its_receipt_came_is_known_as_stored_
 ) -> None:
     """Its reader acknowledged it and was cut off before it reported: the sender's host does not store it again."""
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob") as bob:
-        prepared = prepare_direct(ada.identity, bob.id, compose(Sender(ada.id, "ada"), text="read and not reported"))
-        stored = await ada.publish(prepared)
-        bob.intake.tells_delivered = False  # as of a host that is cut off before it reports
+        composed = compose(Sender(ada.id, "ada"), text="read and not reported")
+        prepared = prepare_direct(ada.transport.identity, bob.id, composed)
+        stored = await ada.transport.publish(prepared)
+        bob.transport.intake.tells_delivered = False  # as of a host that is cut off before it reports
         kept = await kept_by(bob)
         async with pair.core() as core:
 
@@ -131,8 +132,8 @@ async def test_mail_that_was_removed_before_its_receipt_came_is_known_as_stored_
                 return bool((await core.info("DM_main"))["state"]["messages"] == 0)
 
             await eventually(is_removed, within=15, what="read mail goes")
-        assert await ada.publisher.find(prepared) == stored.seq
-        assert await bob.tell_delivered(kept) == []
+        assert await ada.transport.publisher.find(prepared) == stored.seq
+        assert await bob.transport.tell_delivered(kept) == []
         assert await stage(ada, Receipt(prepared.id, stored.seq, to=bob.id), "delivered") == "delivered"
 
 
@@ -141,7 +142,7 @@ async def test_a_sequence_used_again_for_another_message_is_not_told_read_by_it(
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob", receive=False) as bob:
         receipt = await ada.dm("bob", "the second of that sequence")
         lost = DirectRef(ada.id, new_id(), receipt.seq)
-        assert await bob.tell_read(lost) == [lost]
+        assert await bob.transport.tell_read(lost) == [lost]
         assert await stage(ada, receipt, "read", within=0) == "confirmed"
 
 
@@ -150,12 +151,10 @@ async def test_nobody_can_tell_of_mail_that_was_not_addressed_to_it(pair: RealSp
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "mal", receive=False) as mal:
         receipt = await ada.dm("bob", "for bob")
         kept = DirectRef(ada.id, receipt.id, receipt.seq)
-        assert await mal.tell_read(kept) == [kept]
+        assert await mal.transport.tell_read(kept) == [kept]
         assert await stage(ada, receipt, "read", within=0) == "confirmed"
         with pytest.raises(UsageError, match="both `sender` and `id`"):
-            await mal.connection.call(
-                ReportReceiptsRequest(receipts=(ReaderReceipt(seq=1, stage="read", sender=ada.id),))
-            )
+            await mal.call(ReportReceiptsRequest(receipts=(ReaderReceipt(seq=1, stage="read", sender=ada.id),)))
 
 
 async def test_to_keep_a_channel_message_is_to_settle_it(pair: RealSpace, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ from tidings_testing.real_space import TEST_INTERVALS, RealSpace
 from tidings_testing.waiting import eventually
 
 
-def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
@@ -64,14 +64,14 @@ async def both(tmp_path: Path) -> AsyncIterator[LinkedSpaces]:
         yield spaces
 
 
-async def knows(agent: tidings.Endpoint, name: str) -> None:
+async def knows(agent: tidings.DirectAgent, name: str) -> None:
     async def known() -> bool:
         return any(each.name == name for each in await agent.who())
 
     await eventually(known, within=20, what=name)
 
 
-async def heard(agent: tidings.Endpoint) -> tidings.Incoming:
+async def heard(agent: tidings.DirectAgent) -> tidings.Incoming:
     return await agent.next_message(timeout=20)
 
 
@@ -81,7 +81,7 @@ async def stored(space: RealSpace) -> int:
         return int((await js.info(space.subjects.direct_stream))["state"]["last_seq"])
 
 
-async def silent(agent: tidings.Endpoint, seconds: float = 1.0) -> None:
+async def silent(agent: tidings.DirectAgent, seconds: float = 1.0) -> None:
     with pytest.raises(TimeoutError):
         await agent.next_message(timeout=seconds)
 
@@ -203,7 +203,7 @@ async def test_nothing_passes_over_a_link_that_was_ended_and_what_came_before_st
             assert got.text == "before"
             await silent(bob)
             with pytest.raises(UnknownPeer):
-                await ada.resolve("bob@acme")
+                await ada.transport.resolve("bob@acme")
             assert (await ada.receipt(late, "read", timeout=30)).stage == "undeliverable"
 
 
@@ -319,7 +319,7 @@ async def test_mail_is_not_passed_over_by_a_steward_that_does_not_know_yet_who_i
     async with connect(both.main, "ada") as ada, connect(both.acme, "bob") as bob:
         async with worker(both.main):
             await knows(ada, "bob@acme")
-        to = (await ada.resolve("bob@acme")).id
+        to = (await ada.transport.resolve("bob@acme")).id
         await both.main.stop_steward()
         await both.main.start_steward()
         await ada.dm(to, "written while nobody was known")
@@ -384,7 +384,7 @@ async def test_nobody_of_this_space_speaks_as_one_of_a_linked_space_and_a_strang
         await put_mail(both.acme, stranger, "ceo", bob.id, both.main.info.id, agreed)
         got = await heard(bob)
         assert got.sender.id == stranger.id
-        assert bob.opener.refused["direct"] == 1, "an agent of this space is refused"
+        assert bob.transport.opener.refused["direct"] == 1, "an agent of this space is refused"
         assert "ceo" not in got.sender.name
         assert got.sender.name.endswith("@main")
         async with both.acme.core() as js:
@@ -427,7 +427,7 @@ async def test_neither_a_link_nor_an_agent_of_it_takes_the_room_of_another(
     other, eve, stranger = "otherlinkabc", KeyPair.generate().id, KeyPair.generate().id
     async with connect(both.main, "ada") as ada, worker(both.main), worker(both.acme):
         await knows(ada, "bob@acme")
-        bob = (await ada.resolve("bob@acme")).id
+        bob = (await ada.transport.resolve("bob@acme")).id
         await ada.dm("bob@acme", "nobody reads it")
 
         async def came() -> bool:
@@ -670,7 +670,7 @@ async def test_who_was_known_is_not_nobody_after_a_start_or_in_a_pause_and_the_h
 
         async def unheard(words: str) -> bool:
             try:
-                await ada.resolve("bob@acme")
+                await ada.transport.resolve("bob@acme")
             except PeerUnheard as error:
                 return words in str(error)
             return False

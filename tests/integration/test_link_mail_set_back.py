@@ -29,7 +29,7 @@ async def both(tmp_path: Path) -> AsyncIterator[LinkedSpaces]:
         yield spaces
 
 
-def connect(space: RealSpace, name: str) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home)
 
 
@@ -62,12 +62,12 @@ class StreamFolder:
         await self.space.start_steward()
 
 
-async def knows(agent: tidings.Endpoint, name: str) -> str:
+async def knows(agent: tidings.DirectAgent, name: str) -> str:
     async def known() -> bool:
         return any(each.name == name for each in await agent.who())
 
     await eventually(known, within=20, what=name)
-    return (await agent.resolve(name)).id
+    return (await agent.transport.resolve(name)).id
 
 
 async def came(space: RealSpace, number: int) -> None:
@@ -91,7 +91,7 @@ async def head(space: RealSpace, stream: str) -> int:
         return int((await js.info(stream))["state"]["last_seq"])
 
 
-async def read_all(agent: tidings.Endpoint, count: int) -> list[str]:
+async def read_all(agent: tidings.DirectAgent, count: int) -> list[str]:
     """The next messages, and that no others come."""
     found = []
     for _ in range(count):

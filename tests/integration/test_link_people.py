@@ -27,7 +27,7 @@ from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 
 
-def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, channels=["general"], **options)
 
 
@@ -43,18 +43,18 @@ async def both(tmp_path: Path) -> AsyncIterator[LinkedSpaces]:
         yield spaces
 
 
-async def names(agent: tidings.Endpoint) -> dict[str, str]:
+async def names(agent: tidings.DirectAgent) -> dict[str, str]:
     return {each.name: each.id for each in await agent.who()}
 
 
-async def knows(agent: tidings.Endpoint, name: str) -> str:
+async def knows(agent: tidings.DirectAgent, name: str) -> str:
     async def known() -> str | None:
         return (await names(agent)).get(name)
 
     return str(await eventually(known, within=20, what=name))
 
 
-async def forgets(agent: tidings.Endpoint, name: str) -> None:
+async def forgets(agent: tidings.DirectAgent, name: str) -> None:
     async def forgotten() -> bool:
         return name not in await names(agent)
 
@@ -70,7 +70,7 @@ async def test_an_agent_of_a_linked_space_is_in_who_and_a_mention_of_it_reaches_
     ):
         assert await knows(ada, "bob@acme") == bob.id
         assert await knows(bob, "ada@main") == ada.id
-        found = await ada.resolve("bob@acme")
+        found = await ada.transport.resolve("bob@acme")
         assert (found.elsewhere, found.online) == ("acme", False)
 
         sent = await ada.send("general", "look at this", mentions=["bob@acme"])
@@ -193,7 +193,7 @@ async def test_agents_with_more_roles_than_are_told_do_not_keep_the_others_from_
     await both.acme.add("zoe")
     async with worker(both.main), connect(both.main, "ada") as ada:
         await knows(ada, "zoe@acme")
-        assert len((await ada.resolve("many@acme")).roles) == MOST_ROLES
+        assert len((await ada.transport.resolve("many@acme")).roles) == MOST_ROLES
         assert "bob@acme" in await names(ada)
 
 

@@ -14,7 +14,7 @@ from coding_agents import coding_here, hosted
 from linked_spaces import unlinked
 from tidings.client.connect import connect_directly
 from tidings.client.tasks import Job, TaskTicket
-from tidings.contract.mail import DropLetterRequest, RetryLetterRequest
+from tidings.contract.mail import DeadLettersRequest, DropLetterRequest, RetryLetterRequest
 from tidings.errors import BadSignature, DeniedError, PeerUnheard, TaskDead, TooLarge, UnknownPeer
 from tidings.links import running_link, task_sync
 from tidings.steward import link_tasks
@@ -23,7 +23,7 @@ from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 
 
-def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
@@ -40,14 +40,14 @@ async def both(tmp_path: Path) -> AsyncIterator[LinkedSpaces]:
         yield spaces
 
 
-async def knows(agent: tidings.Endpoint, *names: str) -> None:
+async def knows(agent: tidings.DirectAgent, *names: str) -> None:
     async def known() -> bool:
         return set(names) <= {each.name for each in await agent.who()}
 
     await eventually(known, within=20, what=", ".join(names))
 
 
-async def claimed(worker: tidings.Endpoint, role: str = "reviewer") -> Job:
+async def claimed(worker: tidings.DirectAgent, role: str = "reviewer") -> Job:
     job = await worker.claim(role, 20)
     assert job is not None
     return job
@@ -172,9 +172,9 @@ async def test_a_task_that_is_given_up_there_is_dead_here_with_the_reason(both: 
         await (await claimed(rita)).fail("cannot be done", retry=False)
         with pytest.raises(TaskDead, match=r"failed.*acme: attempt 1: cannot be done; ask again"):
             await ticket.result(30)
-        (letter,) = (await ada.dead_letters()).dead
+        (letter,) = (await ada.call(DeadLettersRequest())).dead
         assert letter.role == "reviewer@acme"
-        assert (await ada.dead_letter(seq=letter.seq))[1] == "impossible"
+        assert (await ada.transport.dead_letter(seq=letter.seq))[1] == "impossible"
         with pytest.raises(tidings.TidingsError, match="went over a link"):
             await ada.call(RetryLetterRequest(seq=letter.seq))
         await ada.call(DropLetterRequest(seq=letter.seq))
@@ -370,7 +370,7 @@ async def test_through_hosts_a_task_is_asked_while_the_space_is_away_and_done_by
         assert (ticket.id, (await ticket.status(0)).state) == (chosen, "stored")
         again = await ada.ask("reviewer@acme", "asked offline", id=chosen)
         assert again.id == chosen
-        assert (await ada.outbox_row(chosen))["to_name"] == "reviewer@acme"
+        assert (await ada.transport.outbox_row(chosen))["to_name"] == "reviewer@acme"
         both.main.broker.start()
         job = await rita.claim("reviewer", 40)
         assert job is not None

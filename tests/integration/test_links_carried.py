@@ -59,7 +59,7 @@ from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 
 
-def connect(space: RealSpace, name: str) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, channels=["general"])
 
 

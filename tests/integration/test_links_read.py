@@ -15,7 +15,7 @@ from tidings.client.notices import Gap
 from tidings.contract.admin import UnreadRequest
 from tidings.contract.agents import LinksRequest
 from tidings.contract.channels import HistoryRequest
-from tidings.contract.mail import LetterRow
+from tidings.contract.mail import DeadLettersRequest, LetterRow
 from tidings.errors import UnreachableError
 from tidings.steward.damage import Damage
 from tidings.steward.store_reading import read_store
@@ -29,11 +29,11 @@ from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline
 
 
-def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
-async def received(endpoint: tidings.Endpoint, count: int) -> list[tidings.Incoming]:
+async def received(endpoint: tidings.DirectAgent, count: int) -> list[tidings.Incoming]:
     found = []
     for _ in range(count):
         found.append(await endpoint.next_message(10))
@@ -41,7 +41,7 @@ async def received(endpoint: tidings.Endpoint, count: int) -> list[tidings.Incom
     return found
 
 
-def lose_linked(endpoint: tidings.Endpoint, is_lost: Callable[[Any], bool]) -> list[str]:
+def lose_linked(endpoint: tidings.DirectAgent, is_lost: Callable[[Any], bool]) -> list[str]:
     lost: list[str] = []
 
     def lossy(handler: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -53,7 +53,7 @@ def lose_linked(endpoint: tidings.Endpoint, is_lost: Callable[[Any], bool]) -> l
 
         return hand_over
 
-    for subscription in endpoint.connection.current.subscriptions:
+    for subscription in endpoint.transport.connection.current.subscriptions:
         subscription.handler = lossy(subscription.handler)
     return lost
 
@@ -67,8 +67,8 @@ async def test_a_message_of_another_space_comes_live_with_who_said_it_where(spac
         (heard,) = await received(bob, 1)
         later = await west.admit(space, west.say("and again"))
         await received(bob, 1)
-        await eventually(lambda: bob.links._through >= later, what="the roster says that nothing changed")
-        assert (bob.links._is_old, bob.links.asked) == (False, 1)
+        await eventually(lambda: bob.transport.links._through >= later, what="the roster says that nothing changed")
+        assert (bob.transport.links._is_old, bob.transport.links.asked) == (False, 1)
     assert (heard.text, heard.channel, heard.seq, heard.kind) == ("hello from the west", "general", seq, "channel")
     assert (heard.sender.name, heard.sender.id, heard.origin) == ("ada@west", west.ada.id, "west")
     assert (heard.origin_id, heard.claims, heard.message.context) == (west.id, None, "plan")
@@ -80,7 +80,7 @@ async def test_a_space_without_links_is_never_asked_for_them(space: RealSpace) -
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
         await ada.send("general", "hello")
         (heard,) = await received(bob, 1)
-        assert (heard.origin, heard.origin_id, bob.links.asked) == ("", "", 0)
+        assert (heard.origin, heard.origin_id, bob.transport.links.asked) == ("", "", 0)
 
 
 async def test_a_local_agent_is_never_shown_for_somebody_elsewhere_of_the_same_name_or_key(space: RealSpace) -> None:
@@ -89,7 +89,7 @@ async def test_a_local_agent_is_never_shown_for_somebody_elsewhere_of_the_same_n
     west = OtherSpace()
     await west.link(space)
     async with connect(space, "bob", channels=["general"]) as reader, connect(space, "ada") as local:
-        twin = local.identity.key
+        twin = local.transport.identity.key
         await west.admit(space, west.say("I am elsewhere", key=twin, name="bob"))
         await local.send("general", "I am here")
         foreign, here = await received(reader, 2)
@@ -111,7 +111,7 @@ async def test_a_link_without_a_name_and_a_space_behind_it_are_shown_by_the_begi
         assert (one.sender.name, one.origin) == (f"ada@{west.id[:10]}…", f"{west.id[:10]}…")
         assert two.origin == f"{north.id[:10]}…"
         await north.link(space, "north", channels={})
-        await eventually(lambda: bob.links._is_old)
+        await eventually(lambda: bob.transport.links._is_old)
         await admit(space, north.say("three", "news").but(hops=2))
         (three,) = await received(bob, 1)
         assert three.sender.name == "ada@north", "another link record names the space"
@@ -157,11 +157,11 @@ async def test_what_is_forged_comes_by_no_way(space: RealSpace) -> None:
         shown = {line.seq for line in page.records}
         assert {each.seq for each in past} <= shown <= {seq, *altered}, "what is altered only its readers can tell"
         assert page.void == len(forged) - len(altered)
-        bob.reconnect()
+        bob.transport.connection.reconnect()
         last = await west.admit(space, west.say("last"))
         (end,) = await received(bob, 1)
-        assert (end.seq, len(bob.inbox)) == (last, 0)
-        refused = bob.opener.refused
+        assert (end.seq, len(bob.transport.queue)) == (last, 0)
+        refused = bob.transport.opener.refused
         assert refused["signature"] >= 6
         assert refused["link"] >= 7
 
@@ -173,11 +173,11 @@ async def test_what_was_said_in_this_space_does_not_come_back_into_it(space: Rea
     # a link record that a mistaken operator wrote: it takes this space itself for what is behind the other
     await west.link(space, beyond={space.info.id: {"general": "echo"}})
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["echo"]) as bob:
-        mine = OtherSpace("mine", key=west.key, ada=ada.identity.key)
+        mine = OtherSpace("mine", key=west.key, ada=ada.transport.identity.key)
         said = mine.say("echo")
-        signature = signing.sign(ada.identity.key, space.info.id, "chat", "general", said.payload)
+        signature = signing.sign(ada.transport.identity.key, space.info.id, "chat", "general", said.payload)
         await admit(space, said.but(signature=signature, origin=space.info.id), "echo")
-        await eventually(lambda: bob.opener.refused["link"] == 1)
+        await eventually(lambda: bob.transport.opener.refused["link"] == 1)
         assert await bob.history("echo") == []
 
 
@@ -186,19 +186,19 @@ async def test_a_record_is_judged_by_the_link_record_in_force_at_its_sequence(sp
     west = OtherSpace()
     async with connect(space, "bob", channels=["general", "other"]) as bob:
         early = await west.admit(space, west.say("before there was a link"))
-        await eventually(lambda: bob.opener.refused["link"] == 1)
+        await eventually(lambda: bob.transport.opener.refused["link"] == 1)
         await west.link(space)
         await west.admit(space, west.say("one"))
         (one,) = await received(bob, 1)
         await west.link(space, channels={"general": "other"})
-        await eventually(lambda: bob.links._is_old, what="the roster tells of the change within a beat")
+        await eventually(lambda: bob.transport.links._is_old, what="the roster tells of the change within a beat")
         await west.admit(space, west.say("by the old name"))
         await west.admit(space, west.say("two"), "other")
         (two,) = await received(bob, 1)
         off = await west.link(space, state="off")
-        await eventually(lambda: bob.links._is_old)
+        await eventually(lambda: bob.transport.links._is_old)
         await west.admit(space, west.say("after it was off"), "other")
-        await eventually(lambda: bob.opener.refused["link"] == 3)
+        await eventually(lambda: bob.transport.opener.refused["link"] == 3)
         assert [m.text for m in await bob.history("general")] == ["one"]
         assert [m.text for m in await bob.history("other")] == ["two"]
         rows = (await bob.call(LinksRequest())).links
@@ -218,7 +218,7 @@ async def test_a_link_switched_on_a_moment_ago_loses_no_live_copy(space: RealSpa
     await west.link(space, state="off")
     async with connect(space, "bob", channels=["general"]) as bob:
         await west.admit(space, west.say("refused"))
-        await eventually(lambda: bob.opener.refused["link"] == 1)
+        await eventually(lambda: bob.transport.opener.refused["link"] == 1)
         for number in range(3):
             await west.link(space, state="on", hops=number + 1)
             await west.admit(space, west.say(f"on {number}"))
@@ -259,7 +259,7 @@ async def test_lost_live_copies_of_linked_messages_are_noticed_and_read(space: R
         await west.admit(space, west.say("eve", key=eve, name="eve"))
         await west.admit(space, west.say("last"))
         found = await received(bob, 6)
-        assert bob.opener.refused["repeated"] == 0
+        assert bob.transport.opener.refused["repeated"] == 0
     assert len(lost) == 4
     assert sorted(m.text for m in found) == ["eve", "last", "lost 0", "lost 1", "lost 2", "lost 3"]
     mine = [m.text for m in found if m.sender.id == west.ada.id]
@@ -308,17 +308,17 @@ async def test_while_the_steward_is_away_local_messages_go_on_and_linked_ones_co
     west = OtherSpace()
     await west.link(space)
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
-        asked = bob.links._read
+        asked = bob.transport.links._read
 
         async def nobody() -> None:
             raise UnreachableError("nobody answers")
 
-        monkeypatch.setattr(bob.links, "_read", nobody)
+        monkeypatch.setattr(bob.transport.links, "_read", nobody)
         await west.admit(space, west.say("from the west"))
         await ada.send("general", "from here")
         (first,) = await received(bob, 1)
         assert first.text == "from here"
-        monkeypatch.setattr(bob.links, "_read", asked)
+        monkeypatch.setattr(bob.transport.links, "_read", asked)
         (second,) = await received(bob, 1)
         assert (second.text, second.late) == ("from the west", True)
 
@@ -328,7 +328,7 @@ async def test_who_only_watches_gets_linked_messages_too(space: RealSpace) -> No
     west = OtherSpace()
     await west.link(space)
     async with connect(space, "bob") as bob:
-        await bob.watch(">")
+        await bob.transport.watch(">")
         for text in ("one", "two"):
             await west.admit(space, west.say(text))
         assert [m.text for m in await received(bob, 2)] == ["one", "two"]
@@ -342,16 +342,16 @@ async def test_what_a_sender_said_later_does_not_pass_what_cannot_be_judged_yet(
     west = OtherSpace()
     await west.link(space)
     async with connect(space, "bob") as bob:
-        await bob.watch(">")
+        await bob.transport.watch(">")
         known, go_on = asyncio.Event(), asyncio.Event()
-        adopt = bob.links._read
+        adopt = bob.transport.links._read
 
         async def slowly() -> None:
             await adopt()
             known.set()
             await go_on.wait()
 
-        monkeypatch.setattr(bob.links, "_read", slowly)
+        monkeypatch.setattr(bob.transport.links, "_read", slowly)
         await west.admit(space, west.say("one"))
         await asyncio.wait_for(known.wait(), 20)
         await west.admit(space, west.say("two"))
@@ -394,7 +394,7 @@ async def test_a_durable_copy_opens_at_a_member_who_was_away(space: RealSpace, b
             assert (heard.text, heard.sender.name, heard.seq) == ("while you were away", "ada@west", good)
             assert heard.durable
             await eventually(lambda: pipeline.acknowledged(bob.id))
-            assert len(reader.inbox) == 0
+            assert len(reader.transport.queue) == 0
 
 
 async def test_a_linked_message_given_back_too_often_is_a_dead_letter_of_somebody_elsewhere(space: RealSpace) -> None:
@@ -406,13 +406,13 @@ async def test_a_linked_message_given_back_too_often_is_a_dead_letter_of_somebod
         heard = await bob.next_message(10)
         await heard.nak(error="cannot")
         await eventually(lambda: _letters(bob))
-        ((letter,), (_, text)) = await _letters(bob), await bob.dead_letter(letter=f"channel-{seq}")
+        ((letter,), (_, text)) = await _letters(bob), await bob.transport.dead_letter(letter=f"channel-{seq}")
         assert (letter.seq, letter.sender_name) == (seq, f"{west.ada.id[:10]}…@west")
         assert text == "poison"
 
 
-async def _letters(endpoint: tidings.Endpoint) -> list[LetterRow]:
-    return list((await endpoint.dead_letters()).mail)
+async def _letters(endpoint: tidings.DirectAgent) -> list[LetterRow]:
+    return list((await endpoint.call(DeadLettersRequest())).mail)
 
 
 async def test_one_question_at_a_time_and_not_often_whatever_comes(space: RealSpace) -> None:
@@ -422,9 +422,9 @@ async def test_one_question_at_a_time_and_not_often_whatever_comes(space: RealSp
         began = asyncio.get_running_loop().time()
         for number in range(40):
             await west.admit(space, west.say(f"no link {number}"))
-        await eventually(lambda: bob.opener.refused["link"] == 40, within=20)
+        await eventually(lambda: bob.transport.opener.refused["link"] == 40, within=20)
         took = asyncio.get_running_loop().time() - began
-        assert bob.links.asked <= took + 2
+        assert bob.transport.links.asked <= took + 2
 
 
 async def test_the_life_of_a_message_that_its_sender_said_elsewhere_names_the_other_space(space: RealSpace) -> None:
@@ -432,7 +432,7 @@ async def test_the_life_of_a_message_that_its_sender_said_elsewhere_names_the_ot
     west = OtherSpace()
     await west.link(space)
     async with connect(space, "ada", receive=False) as ada:
-        said = west.say("from my other space", key=ada.identity.key)
+        said = west.say("from my other space", key=ada.transport.identity.key)
         seq = await west.admit(space, said)
         mid = json.loads(said.payload)["id"]
         (line,) = (await ada.trace(mid)).stored
@@ -492,7 +492,7 @@ async def test_a_channel_that_an_agent_may_read_since_a_moment_ago_is_known_to_i
         await west.admit(space, west.say("one"))
         await received(bob, 1)
         early = await west.admit(space, west.say("early", "plans"), "west.plans")
-        await eventually(lambda: bob.links._through >= early)
+        await eventually(lambda: bob.transport.links._through >= early)
         async with space.administer() as admin:
             await admin.set_access("bob", AgentFile("bob", read=("general", "west.plans"), post=("general",)))
         await bob.join("west.plans")

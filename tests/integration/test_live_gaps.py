@@ -19,13 +19,13 @@ from tidings_testing.real_space import RealSpace, real_space
 from tidings_testing.waiting import eventually
 
 
-def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
-def lose(endpoint: tidings.Endpoint, is_lost: Callable[[Any], bool]) -> list[str]:
+def lose(endpoint: tidings.DirectAgent, is_lost: Callable[[Any], bool]) -> list[str]:
     """Drop live copies where they would be handed over; answers the texts' list of what was dropped."""
-    connection = endpoint.connection.current
+    connection = endpoint.transport.connection.current
     lost: list[str] = []
 
     def lossy(handler: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -42,7 +42,7 @@ def lose(endpoint: tidings.Endpoint, is_lost: Callable[[Any], bool]) -> list[str
     return lost
 
 
-def gaps(endpoint: tidings.Endpoint) -> list[Gap]:
+def gaps(endpoint: tidings.DirectAgent) -> list[Gap]:
     found: list[Gap] = []
     endpoint.on("gap", found.append)
     return found
@@ -52,7 +52,7 @@ def says(*texts: str) -> Callable[[Any], bool]:
     return lambda message: any(f'"text":"{text}"' in message.data.decode() for text in texts)
 
 
-async def received(endpoint: tidings.Endpoint, count: int) -> list[tidings.Incoming]:
+async def received(endpoint: tidings.DirectAgent, count: int) -> list[tidings.Incoming]:
     found = []
     for _ in range(count):
         found.append(await endpoint.next_message(10))
@@ -73,14 +73,14 @@ async def test_every_live_copy_that_is_lost_surfaces_once_and_in_the_order_of_it
         for sender in (ada, eve):
             await sender.send("general", f"last of {sender.name}")
         found = await received(bob, 62)
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
     assert len(lost) == 20
     for name in ("ada", "eve"):
         mine = [m.text for m in found if m.sender.name == name]
         assert mine == [*(f"{name} {n}" for n in range(30)), f"last of {name}"]
-    assert sum(gap.recovered for gap in told) == bob._channels.backfill.recovered == len(lost)
+    assert sum(gap.recovered for gap in told) == bob.transport._channels.backfill.recovered == len(lost)
     assert {(gap.cause, gap.gone, gap.channel) for gap in told} == {("live", False, "general")}
-    assert bob.opener.refused["repeated"] == 0
+    assert bob.transport.opener.refused["repeated"] == 0
     newest = 0
     for message in found:
         assert message.late == (message.seq < newest), "what comes after newer ones says so, and nothing else does"
@@ -149,7 +149,7 @@ async def test_nothing_is_called_lost_that_was_never_owed_here(space: RealSpace,
             await ada.send("general", "8")
             await ada.send("ops", "9")
             assert [m.text for m in await received(bob, 2)] == ["8", "9"]
-            assert (bob._channels.backfill.recovered, bob._channels.backfill.gone) == (0, 0)
+            assert (bob.transport._channels.backfill.recovered, bob.transport._channels.backfill.gone) == (0, 0)
     assert told == []
 
 
@@ -187,7 +187,7 @@ async def test_a_message_that_left_the_log_before_it_could_be_read_is_said_to_be
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
         told = gaps(bob)
         lose(bob, says("lost"))
-        history = bob._log.of_sender
+        history = bob.transport._log.of_sender
 
         async def purged_first(*args: Any) -> Any:
             async with space.core() as core:
@@ -196,7 +196,7 @@ async def test_a_message_that_left_the_log_before_it_could_be_read_is_said_to_be
                 )
             return await history(*args)
 
-        bob._log.of_sender = purged_first  # type: ignore[method-assign, assignment]
+        bob.transport._log.of_sender = purged_first  # type: ignore[method-assign, assignment]
         receipt = await ada.send("general", "lost")
         await ada.send("general", "seen")
         assert [m.text for m in await received(bob, 1)] == ["seen"]
@@ -223,7 +223,7 @@ async def test_a_hole_nobody_can_read_yet_holds_nothing_up_and_is_not_forgotten_
         async with connect(space, "bob", channels=["general"], state=state) as bob:
             await ada.send("general", "seven")
             assert [m.text for m in await received(bob, 3)] == ["two", "five", "seven"]
-            assert len(bob.inbox) == 0
+            assert len(bob.transport.queue) == 0
 
 
 async def test_a_slow_reader_cut_by_the_broker_loses_nothing_and_is_told(
@@ -259,7 +259,7 @@ async def test_a_slow_reader_cut_by_the_broker_loses_nothing_and_is_told(
             sent.append("last")
             await ada.send("general", "last")
             assert [m.text for m in await received(bob, len(sent))] == sent
-            assert bob.connection.rebuilds == 1
+            assert bob.transport.connection.rebuilds == 1
             assert "reconnecting" in states
             assert sum(gap.recovered for gap in told if gap.cause == "connection") > 0
 
@@ -272,12 +272,12 @@ async def test_many_channels_are_all_read_after_a_lost_connection(space: RealSpa
     async with connect(space, "ada") as ada, connect(space, "bob", channels=names) as bob:
         errors: list[object] = []
         bob.on("error", errors.append)
-        bob.connection.current.abort()
+        bob.transport.connection.current.abort()
         for name in names:
             await ada.send(name, f"missed {name}")
         found = {m.text for m in await received(bob, len(names))}
         assert found == {f"missed {name}" for name in names}
-        assert (errors, bob.joined) == ([], names)
+        assert (errors, bob.transport.joined) == ([], names)
 
 
 async def test_more_than_is_held_behind_a_hole_comes_in_order_or_says_that_it_does_not(
@@ -289,13 +289,13 @@ async def test_more_than_is_held_behind_a_hole_comes_in_order_or_says_that_it_do
     monkeypatch.setattr(live, "HELD_AT_MOST", 10)
     async with connect(space, "ada") as ada, connect(space, "eve") as eve, connect(space, "bob") as bob:
         await bob.join("general")
-        readable, page = asyncio.Event(), bob._log._page
+        readable, page = asyncio.Event(), bob.transport._log._page
 
         async def slow(*args: Any, **options: Any) -> Any:
             await readable.wait()
             return await page(*args, **options)
 
-        monkeypatch.setattr(bob._log, "_page", slow)
+        monkeypatch.setattr(bob.transport._log, "_page", slow)
         lose(bob, says("ada 3"))
         for number in range(40):
             await ada.send("general", f"ada {number}")
@@ -320,30 +320,30 @@ async def test_a_log_is_read_to_its_end_although_more_of_it_than_is_read_at_once
     monkeypatch.setattr(backfill, "FILL_LIMIT", 20)
     monkeypatch.setattr(backfill, "PAGE", 10)
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
-        reading = bob._log._page
+        reading = bob.transport._log._page
 
         async def unread(*_args: Any, **_options: Any) -> Any:
             raise StewardUnreachable("nobody reads the log now")
 
         await ada.send("general", "before")
         assert (await bob.next_message(10)).text == "before"
-        monkeypatch.setattr(bob._log, "_page", unread)
+        monkeypatch.setattr(bob.transport._log, "_page", unread)
         await lost_connection(bob)
-        membership = bob._channels.memberships["general"]
+        membership = bob.transport._channels.memberships["general"]
         await eventually(lambda: membership.unreadable, what="it is known that the log cannot be read")
         for number in range(50):
             await ada.send("general", str(number))
         assert [m.text for m in await received(bob, 50)] == [str(number) for number in range(50)]
         lose(bob, says("lost"))
         await ada.send("general", "lost")
-        monkeypatch.setattr(bob._log, "_page", reading)
+        monkeypatch.setattr(bob.transport._log, "_page", reading)
         await eventually(lambda: membership.is_whole, what="all of it was read")
         assert [m.text for m in await received(bob, 1)] == ["lost"]
         await ada.send("general", "after")
         assert [m.text for m in await received(bob, 1)] == ["after"]
 
 
-async def lost_connection(endpoint: tidings.Endpoint) -> None:
-    before = endpoint.connection.rebuilds
-    await endpoint.connection.current.close()
-    await eventually(lambda: endpoint.connection.rebuilds > before and endpoint.connection.state == "ready")
+async def lost_connection(endpoint: tidings.DirectAgent) -> None:
+    before = endpoint.transport.connection.rebuilds
+    await endpoint.transport.connection.current.close()
+    await eventually(lambda: endpoint.transport.connection.rebuilds > before and endpoint.transport.state == "ready")

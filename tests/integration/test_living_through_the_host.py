@@ -13,7 +13,7 @@ import tidings
 from daemons import daemon_in
 from terminal import Terminal
 from tidings.client import message_json
-from tidings.client.host_endpoint import HostEndpoint
+from tidings.client.host_transport import HostAgent
 from tidings.errors import AuthRevoked, DeniedError, HostUnreachable, OutcomeUnknown, TidingsError
 from tidings.host.daemon import running_pid
 from tidings.wire.message import new_id
@@ -24,7 +24,7 @@ PATIENCE = 20.0
 MESSAGE = new_id()
 
 
-def at_the_host(space: RealSpace, name: str) -> HostEndpoint:
+def at_the_host(space: RealSpace, name: str) -> HostAgent:
     return tidings.connect(space.home.name, name=name, home=space.home.home, via="host")
 
 
@@ -45,7 +45,7 @@ async def test_what_is_settled_while_the_host_is_away_is_read_when_it_is_back_an
     async with daemon_in(pair.home.home):
 
         async def is_read() -> bool:
-            return (await bob.unread())["direct"] == 0
+            return (await bob.transport.unread())["direct"] == 0
 
         await eventually(is_read, within=PATIENCE, what="the host hears what was settled")
         async with at_the_host(pair, "ada") as ada:
@@ -70,7 +70,7 @@ async def test_a_row_that_cannot_be_read_here_is_told_stays_unread_and_holds_not
             raise KeyError("ts")
         return read(row)
 
-    monkeypatch.setattr("tidings.client.host_endpoint.read_message", reading)
+    monkeypatch.setattr("tidings.client.host_transport.read_message", reading)
     async with daemon_in(pair.home.home), at_the_host(pair, "bob") as bob, at_the_host(pair, "ada") as ada:
         bob.on("error", errors.append)
         for text in ("strange", "plain"):
@@ -79,7 +79,7 @@ async def test_a_row_that_cannot_be_read_here_is_told_stays_unread_and_holds_not
         await message.ack()
         assert message.text == "plain"
         assert [isinstance(each, TidingsError) and "cannot be read here" in str(each) for each in errors] == [True]
-        assert (await bob.unread())["direct"] == 1
+        assert (await bob.transport.unread())["direct"] == 1
 
 
 async def test_a_program_lives_through_kill_9_of_its_host_and_hears_each_message_once(
@@ -95,7 +95,7 @@ async def test_a_program_lives_through_kill_9_of_its_host_and_hears_each_message
         assert pid is not None
         return pid
 
-    async def listen(bob: HostEndpoint) -> None:
+    async def listen(bob: HostAgent) -> None:
         async for message in bob.messages():
             heard.append(message.text)  # noqa: PERF401  one by one
 
@@ -144,7 +144,7 @@ async def test_a_revoked_agent_is_told_so_through_the_host_and_what_it_was_sent_
         for act in (lambda: bob.send("general", "still here"), bob.memberships, lambda: bob.history("general")):
             with pytest.raises(AuthRevoked):
                 await act()
-        assert [row["text"] for row in await bob.inbox(kind="direct")] == ["before"]
+        assert [row["text"] for row in await bob.transport.inbox(kind="direct")] == ["before"]
 
 
 async def test_a_host_that_stands_still_is_an_error_in_bounded_time_and_goes_on_afterwards(
@@ -154,22 +154,22 @@ async def test_a_host_that_stands_still_is_an_error_in_bounded_time_and_goes_on_
     pid = running_pid(pair.home.home)
     assert pid is not None
     async with at_the_host(pair, "ada") as ada:
-        ada.host.patience = 0.5
+        ada.transport.host.patience = 0.5
         os.kill(pid, signal.SIGSTOP)
         try:
             with pytest.raises(OutcomeUnknown, match="send it again under the same id"):
                 await ada.send("general", "hello", id=MESSAGE, timeout=0.1)
             with pytest.raises(HostUnreachable):
-                await ada.unread()
+                await ada.transport.unread()
             with pytest.raises(HostUnreachable):
-                await anext(aiter(ada.follow(None)))
+                await anext(aiter(ada.transport.follow(None)))
         finally:
             os.kill(pid, signal.SIGCONT)
-        ada.host.patience = PATIENCE
+        ada.transport.host.patience = PATIENCE
         await ada.send("general", "hello", id=MESSAGE, timeout=PATIENCE)  # taken before or now: it is one message
 
         async def is_in_the_log() -> bool:
-            return bool((await ada.outbox_row(MESSAGE))["stage"] == "confirmed")
+            return bool((await ada.transport.outbox_row(MESSAGE))["stage"] == "confirmed")
 
         await eventually(is_in_the_log, within=PATIENCE, what="it leaves")
         assert [each.id for each in await ada.history("general")] == [MESSAGE]

@@ -23,7 +23,7 @@ from tidings_testing.real_space import AgentClient, RealSpace, real_space
 from tidings_testing.waiting import eventually
 
 
-def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
@@ -97,7 +97,7 @@ async def test_whoever_is_revoked_keeps_its_name_in_what_it_said_and_a_new_agent
     async with space.administer() as admin:
         await admin.revoke("bob")
     async with connect(space, "ada", channels=["general"]) as ada:
-        assert ada.roster.get(bob_id) is None
+        assert ada.transport.roster.get(bob_id) is None
         assert [each.sender.name for each in await ada.history("general")] == ["bob"]
         heard: asyncio.Queue[str] = asyncio.Queue()
         ada.on("message", lambda message: heard.put_nowait(message.sender.name))
@@ -115,9 +115,9 @@ async def test_a_sender_nobody_can_name_is_shown_as_the_beginning_of_its_id(spac
     await space.add("ada")
     await space.add("mal")
     async with space.agent("mal") as mal, connect(space, "ada", channels=["general"]) as ada:
-        await eventually(lambda: ada.roster.get(mal.id) is not None)
+        await eventually(lambda: ada.transport.roster.get(mal.id) is not None)
         await space.stop_steward()
-        del ada.roster.rows[mal.id]  # as if it had been added after the steward stopped
+        del ada.transport.roster.rows[mal.id]  # as if it had been added after the steward stopped
         await told(mal, "chat", "general", compose(Sender(mal.id, "root"), text="hello").raw)
         message = await ada.next_message(10)
         assert (message.sender.name, message.claims) == (f"{mal.id[:10]}…", "root")

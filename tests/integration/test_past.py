@@ -15,7 +15,7 @@ from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 
 
-def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
@@ -28,7 +28,7 @@ def said(messages: list[Incoming]) -> list[tuple[str, bool]]:
     return [(each.text, each.historical) for each in messages]
 
 
-async def take(endpoint: tidings.Endpoint, count: int) -> list[Incoming]:
+async def take(endpoint: tidings.DirectAgent, count: int) -> list[Incoming]:
     return [await endpoint.next_message(10) for _ in range(count)]
 
 
@@ -40,7 +40,7 @@ async def test_a_first_join_brings_nothing_of_the_past_and_a_bot_answers_nothing
         async with connect(space, "bob", channels=["general"]) as bob:
             await ada.send("general", "new")
             assert said(await take(bob, 1)) == [("new", False)]
-            assert len(bob.inbox) == 0
+            assert len(bob.transport.queue) == 0
         await ada.send("general", "owed")
         async with connect(space, "bob", channels=["general"]) as bob:
             found = await take(bob, 2)
@@ -79,23 +79,23 @@ async def test_history_and_recall_show_what_the_channel_replays_and_what_one_was
         assert said(await bob.history("general")) == [
             (text, True) for text in ("after bob left", "while bob is in", "before anybody")
         ], "unless it is said otherwise, a channel replays"
-        await ada.connection.call(ChangeChannelRequest("general", replay=False))
-        for found in (await bob.history("general"), await bob.recall("general", first.seq - 1)):
+        await ada.call(ChangeChannelRequest("general", replay=False))
+        for found in (await bob.history("general"), await bob.transport.recall("general", first.seq - 1)):
             assert said(found) == [("while bob is in", True)]
             assert found.hidden
         assert said(await cal.history("general")) == []
         with pytest.raises(UsageError, match="no channel message"):  # and not as a dead letter either
-            await cal.connection.call(KeepLetterRequest("channel", seq=first.seq, error="", attempts=1))
+            await cal.call(KeepLetterRequest("channel", seq=first.seq, error="", attempts=1))
         assert (await cal.join("general", backfill=10)).backfilled == 0
         await ada.send("general", "now cal is in")
         assert said(await take(cal, 1)) == [("now cal is in", False)]
         assert said(await cal.history("general")) == [("now cal is in", True)]
-        await ada.connection.call(ChangeChannelRequest("general", replay=True, replay_window=3600))
+        await ada.call(ChangeChannelRequest("general", replay=True, replay_window=3600))
         everything = await cal.history("general")
         assert (len(everything), everything.hidden) == (4, False)
-        await ada.connection.call(ChangeChannelRequest("general", replay_window=0))
+        await ada.call(ChangeChannelRequest("general", replay_window=0))
         assert said(await bob.history("general")) == [("while bob is in", True)], "further back than the window"
-        await ada.connection.call(ChangeChannelRequest("team.quiet", replay=False))
+        await ada.call(ChangeChannelRequest("team.quiet", replay=False))
         await ada.send("team.quiet", "a secret past")
         await ada.send("team.open", "an open past")
         joined = await bob.join("team.>", backfill=10)
@@ -107,16 +107,16 @@ async def test_recall_says_what_is_no_longer_there(space: RealSpace) -> None:
     await talkers(space)
     async with connect(space, "ada") as ada:
         seqs = [(await ada.send("general", f"m{number}")).seq for number in range(4)]
-        whole = await ada.recall("general", seqs[0] - 1)
+        whole = await ada.transport.recall("general", seqs[0] - 1)
         assert (len(whole), whole.gone, whole.more) == (4, 0, False)
-        first = await ada.recall("general", seqs[0] - 1, 3)
+        first = await ada.transport.recall("general", seqs[0] - 1, 3)
         assert (len(first), first.more) == (3, True)
         async with space.administer() as admin:
             await admin.call(ChangeSpaceRequest(keep_age=0, parts=PartsChange(deliver="off", archive="off")))
         steward = space.steward
         assert steward is not None
         await eventually(lambda: steward.table.floor > seqs[2], what="retention removes them")
-        assert (await ada.recall("general", seqs[0] - 1)).gone >= seqs[2]
+        assert (await ada.transport.recall("general", seqs[0] - 1)).gone >= seqs[2]
         assert (await ada.history("general")).gone >= seqs[2]
-        later = await ada.recall("general", steward.space.position)
+        later = await ada.transport.recall("general", steward.space.position)
         assert later.gone == 0, "nothing that was asked for"

@@ -62,12 +62,12 @@ async def count(space: RealSpace, prepared: Prepared) -> int:
 async def test_what_was_prepared_offline_is_published_once_by_two_processes(pair: RealSpace, kind: str) -> None:
     prepared = (await one_of_each(pair))[kind]
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "ada", receive=False) as again:
-        first, second = await ada.publish(prepared), await again.publish(prepared)
+        first, second = await ada.transport.publish(prepared), await again.transport.publish(prepared)
         assert (first.duplicate, second.duplicate) == (False, True)
         assert first.seq == second.seq
-        assert await again.publisher.is_stored(prepared, first.seq)
-        assert not await again.publisher.is_stored(prepared, first.seq + 1)
-        assert first.incarnation == ada.incarnation == again.incarnation
+        assert await again.transport.publisher.is_stored(prepared, first.seq)
+        assert not await again.transport.publisher.is_stored(prepared, first.seq + 1)
+        assert first.incarnation == ada.transport.incarnation == again.transport.incarnation
     assert await count(pair, prepared) == 1
 
 
@@ -77,7 +77,7 @@ async def test_a_prepared_message_reaches_its_reader_verified_and_opened(pair: R
     assert b"for bob" not in prepared["dm"].payload
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob", "general") as bob:
         for each in prepared.values():
-            await ada.publish(each)
+            await ada.transport.publish(each)
         got = [await bob.next_message(10) for _ in range(2)]
         assert {(m.kind, m.text, m.sender.id) for m in got} == {
             ("channel", "for bob", ada.id),
@@ -105,8 +105,8 @@ async def test_an_id_burnt_by_another_is_stored_once_however_often_it_is_publish
             "task": pair.subjects.task("reviewer", mal.id),
         }[kind]
         await mal.connection.request(subject, b"burnt", headers={"Nats-Msg-Id": prepared.id}, timeout=5)
-        first = await ada.publish(prepared)
-        again = await ada.publish(prepared)
+        first = await ada.transport.publish(prepared)
+        again = await ada.transport.publish(prepared)
         assert (first.seq, first.duplicate, again.duplicate) == (again.seq, False, True)
     assert await count(pair, prepared) == 1
 
@@ -117,13 +117,13 @@ async def test_what_was_stored_before_the_window_is_found_and_need_not_be_stored
 ) -> None:
     prepared = (await one_of_each(pair))[kind]
     async with connect(pair, "ada", receive=False) as ada:
-        assert await ada.publisher.find(prepared) is None
-        stored = await ada.publish(prepared)
-        assert await ada.publisher.find(prepared) == stored.seq
+        assert await ada.transport.publisher.find(prepared) is None
+        stored = await ada.transport.publish(prepared)
+        assert await ada.transport.publisher.find(prepared) == stored.seq
         await forget_ids(pair)
-        assert await ada.publisher.find(prepared) == stored.seq, "before anybody publishes it again"
-        assert not (await ada.publish(prepared)).duplicate, "the broker would have stored it twice"
-        assert await ada.publisher.find(prepared) == stored.seq
+        assert await ada.transport.publisher.find(prepared) == stored.seq, "before anybody publishes it again"
+        assert not (await ada.transport.publish(prepared)).duplicate, "the broker would have stored it twice"
+        assert await ada.transport.publisher.find(prepared) == stored.seq
 
 
 @pytest.mark.parametrize("kind", ["chat", "dm", "task"])
@@ -132,34 +132,34 @@ async def test_another_agents_message_of_the_same_id_is_never_told(pair: RealSpa
     await pair.add("mal")
     prepared = (await one_of_each(pair))[kind]
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "mal", receive=False) as mal:
-        stored = await ada.publish(prepared)
-        assert await ada.publisher.find(prepared) == stored.seq
-        assert await mal.publisher.find(prepared) is None
-        answer = await mal.connection.call(FindMessageRequest(kind=kind, to=prepared.destination, id=prepared.id))
+        stored = await ada.transport.publish(prepared)
+        assert await ada.transport.publisher.find(prepared) == stored.seq
+        assert await mal.transport.publisher.find(prepared) is None
+        answer = await mal.call(FindMessageRequest(kind=kind, to=prepared.destination, id=prepared.id))
         assert answer == FindMessageAnswer(seq=None, state="unknown", next=None)
-        assert not await mal.publisher.is_stored(prepared, stored.seq)
+        assert not await mal.transport.publisher.is_stored(prepared, stored.seq)
 
 
 async def test_a_message_read_and_removed_is_found_as_long_as_its_receipt_is_remembered(pair: RealSpace) -> None:
     prepared = (await one_of_each(pair))["dm"]
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob") as bob:
-        stored = await ada.publish(prepared)
+        stored = await ada.transport.publish(prepared)
         await (await bob.next_message(10)).ack()
         assert (await ada.receipt(prepared.id, "read")).stage == "read"
         async with pair.core() as core:
             await core.purge("DM_main", subject_filter=prepared.subject, below=NO_END)
-        assert not await ada.publisher.is_stored(prepared, stored.seq)
-        assert await ada.publisher.find(prepared) == stored.seq
+        assert not await ada.transport.publisher.is_stored(prepared, stored.seq)
+        assert await ada.transport.publisher.find(prepared) == stored.seq
 
 
 async def test_a_task_done_and_removed_is_found_as_long_as_its_fate_is_remembered(pair: RealSpace) -> None:
     prepared = (await one_of_each(pair))["task"]
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob") as bob:
-        stored = await ada.publish(prepared)
+        stored = await ada.transport.publish(prepared)
         await (await asyncio.wait_for(anext(aiter(bob.work("reviewer"))), 10)).done("yes")
         async with pair.core() as core:
             await core.purge("TASK_main", subject_filter=prepared.subject, below=NO_END)
-        assert await ada.publisher.find(prepared) == stored.seq
+        assert await ada.transport.publisher.find(prepared) == stored.seq
 
 
 @pytest.mark.parametrize("kind", ["chat", "dm", "task"])
@@ -172,16 +172,16 @@ async def test_which_of_many_are_stored_is_told_to_their_sender_and_nobody_else(
     these = [(await one_of_each(pair))[kind] for _ in range(7)]
     (*stored, absent), to, since = these, these[0].destination, time.time() - 60
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "mal", receive=False) as mal:
-        await ada.connection.current.request(stored[0].subject, b"not a message \xff", timeout=5)
+        await ada.transport.connection.current.request(stored[0].subject, b"not a message \xff", timeout=5)
         for prepared in stored:
-            await ada.publish(prepared)
+            await ada.transport.publish(prepared)
         ids = [each.id for each in these]
-        assert await ada.publisher.which(kind, to, ids, since=since) == set(ids) - {absent.id}
-        assert await ada.publisher.which(kind, to, ids[-2:], since=since) == {ids[-2]}
-        assert await mal.publisher.which(kind, to, ids, since=since) == set()
+        assert await ada.transport.publisher.which(kind, to, ids, since=since) == set(ids) - {absent.id}
+        assert await ada.transport.publisher.which(kind, to, ids[-2:], since=since) == {ids[-2]}
+        assert await mal.transport.publisher.which(kind, to, ids, since=since) == set()
         for wrong, why in (([], "length >= 1"), (["x"], "'x' is not a message id"), (ids * 200, "length <= 1000")):
             with pytest.raises(UsageError, match=why):
-                await ada.publisher.which(kind, to, wrong, since=since)
+                await ada.transport.publisher.which(kind, to, wrong, since=since)
 
 
 async def test_which_of_many_were_read_or_done_and_removed_is_told_too(pair: RealSpace) -> None:
@@ -189,7 +189,7 @@ async def test_which_of_many_were_read_or_done_and_removed_is_told_too(pair: Rea
     direct, task = these["dm"], these["task"]
     async with connect(pair, "ada", receive=False) as ada, connect(pair, "bob") as bob:
         for prepared in (direct, task):
-            await ada.publish(prepared)
+            await ada.transport.publish(prepared)
         await (await bob.next_message(10)).ack()
         assert (await ada.receipt(direct.id, "read")).stage == "read"
         await (await asyncio.wait_for(anext(aiter(bob.work("reviewer"))), 10)).done("yes")
@@ -198,7 +198,7 @@ async def test_which_of_many_were_read_or_done_and_removed_is_told_too(pair: Rea
                 await core.purge(STREAM[prepared.kind], subject_filter=prepared.subject, below=NO_END)
         for prepared in (direct, task):
             ids = [prepared.id, new_id()]
-            found = await ada.publisher.which(prepared.kind, prepared.destination, ids, since=time.time())
+            found = await ada.transport.publisher.which(prepared.kind, prepared.destination, ids, since=time.time())
             assert found == {prepared.id}
 
 
@@ -208,8 +208,8 @@ async def test_an_id_made_days_ago_or_by_a_clock_that_was_ahead_is_found(pair: R
         for hours in (-72, 1, 30):
             made = f"{now + hours * 3_600_000:012x}"
             prepared = (await one_of_each(pair, id=f"{made[:8]}-{made[8:]}{new_id()[13:]}"))["chat"]
-            stored = await ada.publish(prepared)
-            assert await ada.publisher.find(prepared) == stored.seq, f"{hours} hours from now"
+            stored = await ada.transport.publish(prepared)
+            assert await ada.transport.publisher.find(prepared) == stored.seq, f"{hours} hours from now"
 
 
 async def test_a_search_reads_a_bounded_number_of_records_and_goes_on_where_it_was(
@@ -220,26 +220,26 @@ async def test_a_search_reads_a_bounded_number_of_records_and_goes_on_where_it_w
     prepared = (await one_of_each(pair))["chat"]
     async with connect(pair, "ada", receive=False) as ada:
         await asyncio.gather(*(ada.send("general", f"before {n}") for n in range(35)))
-        stored = await ada.publish(prepared)
-        first = await ada.connection.call(FindMessageRequest(kind="chat", to="general", id=prepared.id))
+        stored = await ada.transport.publish(prepared)
+        first = await ada.call(FindMessageRequest(kind="chat", to="general", id=prepared.id))
         assert (first.seq, first.state) == (None, "unknown")
         assert first.next is not None
         assert first.next < stored.seq
-        assert await ada.publisher.find(prepared) == stored.seq
+        assert await ada.transport.publisher.find(prepared) == stored.seq
         other = replace(prepared, id=new_id())
-        assert await ada.publisher.find(other) is None
+        assert await ada.transport.publisher.find(other) is None
 
 
 async def test_another_message_of_ones_own_under_the_id_is_said_and_not_taken_for_it(pair: RealSpace) -> None:
     mid = new_id()
     async with connect(pair, "ada", receive=False) as ada:
         for kind in STREAM:
-            await ada.publish((await one_of_each(pair, "first", id=mid))[kind])
+            await ada.transport.publish((await one_of_each(pair, "first", id=mid))[kind])
             other = (await one_of_each(pair, "second", id=mid))[kind]
             with pytest.raises(IdBurned, match="choose a new one"):
-                await ada.publisher.find(other)
+                await ada.transport.publisher.find(other)
             with pytest.raises(IdBurned, match="choose a new one"):
-                await ada.publish(other)
+                await ada.transport.publish(other)
 
 
 async def test_the_same_words_sent_again_under_their_id_are_stored_once(pair: RealSpace) -> None:
@@ -261,22 +261,22 @@ async def test_a_publish_that_is_denied_says_why_and_a_prepared_message_uses_wid
     prepared = prepare_chat(ada, "ops", wire.compose(Sender(ada.id, "ada"), text="hello"))
     async with connect(pair, "ada", receive=False) as endpoint:
         with pytest.raises(DeniedError, match=r"may not post to ops.*it may post to general"):
-            await endpoint.publish(prepared)
+            await endpoint.transport.publish(prepared)
         async with pair.administer() as admin:
             await admin.set_access("ada", AgentFile("ada", read=("general",), post=("general", "ops")))
-        assert (await endpoint.publish(prepared)).seq > 0
+        assert (await endpoint.transport.publish(prepared)).seq > 0
 
 
 async def test_the_incarnation_is_another_after_a_restart_and_none_in_between(pair: RealSpace) -> None:
     async with connect(pair, "ada", receive=False) as ada:
-        before = ada.incarnation
+        before = ada.transport.incarnation
         assert before
         pair.broker.kill()
-        await eventually(lambda: ada.state == "reconnecting")
-        assert ada.incarnation is None
+        await eventually(lambda: ada.transport.state == "reconnecting")
+        assert ada.transport.incarnation is None
         pair.broker.start()
-        await eventually(lambda: ada.incarnation is not None, within=20)
-        assert ada.incarnation != before
+        await eventually(lambda: ada.transport.incarnation is not None, within=20)
+        assert ada.transport.incarnation != before
 
 
 def without_a_leader(monkeypatch: pytest.MonkeyPatch, *answers: Exception, ends: bool = False) -> None:
@@ -300,7 +300,7 @@ async def test_a_message_that_finds_no_leader_waits_for_one_and_is_stored_once(
     prepared = (await one_of_each(pair))["chat"]
     async with connect(pair, "ada", receive=False) as ada:
         without_a_leader(monkeypatch, *(NoResponders("none") for _ in range(3)), ends=True)
-        assert not (await ada.publish(prepared)).duplicate
+        assert not (await ada.transport.publish(prepared)).duplicate
     assert await count(pair, prepared) == 1
 
 
@@ -311,11 +311,11 @@ async def test_a_message_that_finds_no_leader_in_time_says_so_and_is_unknown_onl
     async with connect(pair, "ada", receive=False) as ada:
         without_a_leader(monkeypatch, NoResponders("none"))
         with pytest.raises(BrokerUnreachable, match="nobody takes this message: no stream takes it now"):
-            await ada.publish(prepared, timeout=0.5)
+            await ada.transport.publish(prepared, timeout=0.5)
         monkeypatch.undo()
         without_a_leader(monkeypatch, ConnectionGone("it went"), NoResponders("none"))
         with pytest.raises(OutcomeUnknown, match="no confirmation of"):
-            await ada.publish(prepared, timeout=0.5)
+            await ada.transport.publish(prepared, timeout=0.5)
     assert await count(pair, prepared) == 0
 
 

@@ -27,7 +27,7 @@ from tidings_testing.waiting import eventually
 QUICK = replace(TEST_INTERVALS, quotas=0.2, mail=0.2)
 
 
-def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
@@ -101,7 +101,7 @@ async def test_f25_a_flooder_loses_its_posting_and_invented_mail_goes_while_othe
                 return len(await direct_subjects(space)) <= 64 + 1
 
             await eventually(bounded, what="mail to invented targets goes")
-            health = await ada.connection.call(HealthRequest())
+            health = await ada.call(HealthRequest())
             assert health.mail["invented"] > 0
             assert health.withheld == (f"mal may not post {row.withheld}",)
             assert health.problems == ()

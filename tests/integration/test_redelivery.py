@@ -28,14 +28,14 @@ from tools.frames import stub_pipeline
 QUICK = tidings.Retry(attempts=3, first=0.02)
 
 
-def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
 class Worker:
     """A program whose handler fails on poison until it is mended."""
 
-    def __init__(self, endpoint: tidings.Endpoint) -> None:
+    def __init__(self, endpoint: tidings.DirectAgent) -> None:
         self.endpoint = endpoint
         self.tried: Counter[str] = Counter()
         self.done: list[str] = []
@@ -55,8 +55,8 @@ class Worker:
         self.done.append(message.text)
 
 
-async def letters(endpoint: tidings.Endpoint) -> tuple[LetterRow, ...]:
-    return (await endpoint.connection.call(DeadLettersRequest())).mail
+async def letters(endpoint: tidings.DirectAgent) -> tuple[LetterRow, ...]:
+    return (await endpoint.call(DeadLettersRequest())).mail
 
 
 @pytest.mark.requirement("D10")
@@ -75,7 +75,7 @@ async def test_what_a_handler_keeps_failing_on_is_a_dead_letter_with_its_error_a
         await eventually(lambda: len(worker.buried) == 67, within=20, what="every poison is a dead letter")
         assert set(worker.tried.values()) == {1, 3}
         assert "ValueError: I choke on this" in worker.buried[0]
-        await eventually(lambda: not bob._direct.pending, what="nothing of it is left in hand")
+        await eventually(lambda: not bob.transport._direct.pending, what="nothing of it is left in hand")
         kept = {each.letter: each for each in await letters(bob)}
         assert len(kept) == 67
         letter = kept[f"channel-{posted.seq}"]
@@ -84,7 +84,7 @@ async def test_what_a_handler_keeps_failing_on_is_a_dead_letter_with_its_error_a
         assert kept[f"direct-{first.seq}"].channel is None
         assert await letters(ada) == (), "nobody sees another's"
         with pytest.raises(UsageError, match="no direct message"):
-            await ada.connection.call(KeepLetterRequest("direct", seq=first.seq, error="mine", attempts=1))
+            await ada.call(KeepLetterRequest("direct", seq=first.seq, error="mine", attempts=1))
         assert (await ada.receipt(first, "delivered", timeout=10)).stage == "delivered", "and it was not read"
         assert pair.steward is not None
         assert (await pair.steward.health.facts()).mail["dead"] == 67
@@ -104,7 +104,7 @@ async def test_a_message_whose_dead_letter_cannot_be_kept_stays_unsettled_until_
     unsettled: list[int] = []
 
     async def failing(letter: Letter, payload: bytes = b"") -> Letter:
-        unsettled.append(len(bob._direct.pending))
+        unsettled.append(len(bob.transport._direct.pending))
         if failures:
             raise failures.pop(0)
         return await keep(letter, payload)
@@ -132,19 +132,19 @@ async def test_a_dead_letter_is_retried_by_the_program_that_receives_and_dropped
             written = await ada.dm(bob.id, "poison in private")
             await eventually(lambda: len(worker.buried) == 2, what="both are dead letters")
             direct, channel = f"direct-{written.seq}", f"channel-{posted.seq}"
-            await bob.connection.call(RetryLetterRequest(letter=direct))
+            await bob.call(RetryLetterRequest(letter=direct))
             await eventually(lambda: worker.tried["poison in private"] == 6, what="it is tried as often again")
             await eventually(lambda: len(worker.buried) == 3, what="and kept again")
             assert {each.state for each in await letters(bob)} == {"dead"}
             worker.mended = True
-            await bob.connection.call(RetryLetterRequest(letter=channel))
+            await bob.call(RetryLetterRequest(letter=channel))
             await eventually(lambda: worker.done == ["poison in public"], what="the mended program has it")
         await pair.stop_steward()
         await pair.start_steward(TEST_INTERVALS)
         async with connect(pair, "bob", receive=False) as bob:
-            await eventually(lambda: bob.roster.loaded)
+            await eventually(lambda: bob.transport.roster.loaded)
             assert [each.letter for each in await letters(bob)] == [direct], "kept by the next steward"
-            await bob.connection.call(RetryLetterRequest(letter=direct))
+            await bob.call(RetryLetterRequest(letter=direct))
         async with connect(pair, "bob", channels=["general"]) as bob:
             again = await bob.next_message(10)
             assert (again.text, again.kind, again.redelivered, again.sealed) == (
@@ -156,9 +156,9 @@ async def test_a_dead_letter_is_retried_by_the_program_that_receives_and_dropped
             await again.ack()
             assert await letters(bob) == ()
             assert (await ada.receipt(written, "read", timeout=10)).stage == "read"
-            assert (await bob.connection.call(DropLetterRequest(letter=direct))).state == "dropped"
+            assert (await bob.call(DropLetterRequest(letter=direct))).state == "dropped"
             with pytest.raises(UsageError, match="no dead letter"):
-                await bob.connection.call(RetryLetterRequest(letter=direct))
+                await bob.call(RetryLetterRequest(letter=direct))
 
 
 async def test_whoever_has_too_many_dead_letters_loses_its_oldest_and_hears_how_many(
@@ -183,7 +183,7 @@ async def test_whoever_has_too_many_dead_letters_loses_its_oldest_and_hears_how_
     endpoint = connect(pair, "bob", receive=False)
     endpoint.on("notice", later.append)
     async with endpoint:
-        await eventually(lambda: endpoint.roster.loaded)
+        await eventually(lambda: endpoint.transport.roster.loaded)
     assert {each.id for each in later} == {each.id for each in heard}, "written down, under any steward"
 
 
@@ -209,7 +209,7 @@ async def test_poison_in_frames_holds_up_neither_its_frame_nor_the_next_ones(
         kinds: set[tuple[str, bool]] = set()
         bob.on("message", lambda message: kinds.add((message.text.split()[0], message.durable)))
         async with bob:
-            facts = bob._channels.memberships["general"].facts
+            facts = bob.transport._channels.memberships["general"].facts
             worker = Worker(bob)
             await eventually(lambda: len(worker.buried) == 6, within=20, what="each poison is a dead letter")
             await eventually(lambda: pipeline.acknowledged(owner), what="every frame is acknowledged")

@@ -327,11 +327,11 @@ async def test_a_clean_stop_remembers_the_last_record(space: RealSpace, backup: 
     assert [found.was for found in steward.marks.file.regressions] == [last]
 
 
-def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
-async def texts(endpoint: tidings.Endpoint, count: int) -> list[str]:
+async def texts(endpoint: tidings.DirectAgent, count: int) -> list[str]:
     found = []
     for _ in range(count):
         message = await endpoint.next_message(10)
@@ -340,10 +340,10 @@ async def texts(endpoint: tidings.Endpoint, count: int) -> list[str]:
     return found
 
 
-async def whole(endpoint: tidings.Endpoint) -> None:
+async def whole(endpoint: tidings.DirectAgent) -> None:
     """Connected, every membership confirmed, nothing left to read."""
-    held = endpoint._channels.memberships
-    await eventually(lambda: endpoint.state == "ready" and all(each.is_whole for each in held.values()))
+    held = endpoint.transport._channels.memberships
+    await eventually(lambda: endpoint.transport.state == "ready" and all(each.is_whole for each in held.values()))
 
 
 async def set_back(space: RealSpace, backup: Backup) -> None:
@@ -372,17 +372,17 @@ async def test_an_endpoint_that_stays_up_while_the_log_goes_backwards_joins_agai
             await ada.send("general", f"lost {number}", timeout=10)
         last = await ada.send("later", "lost too")
         assert len(await texts(bob, 11)) == 11
-        epoch = bob.read_state.epoch
+        epoch = bob.transport.read_state.epoch
         await set_back(space, backup)
-        await eventually(lambda: bob.read_state.epoch == serving(space).marks.file.epoch != epoch)
+        await eventually(lambda: bob.transport.read_state.epoch == serving(space).marks.file.epoch != epoch)
         await whole(bob)
         for channel in places:
             sent = await ada.send(channel, f"new in {channel}", timeout=10)
             assert sent.seq <= last.seq, "a sequence that bob has seen before"
         assert sorted(await texts(bob, 2)) == ["new in general", "new in later"]
-        held = (await bob.connection.call(MembershipsRequest())).memberships
+        held = (await bob.call(MembershipsRequest())).memberships
         assert {each.pattern for each in held} == set(places)
-        assert len(bob.inbox) == 0, "what the log kept is not surfaced again"
+        assert len(bob.transport.queue) == 0, "what the log kept is not surfaced again"
     assert [type(each) for each in errors if isinstance(each, LogRegressed)] == [LogRegressed]
 
 
@@ -396,7 +396,7 @@ async def test_what_was_posted_before_anybody_noticed_that_the_log_went_backward
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         await mark_head(space)
         await backup.take()
-        await eventually(lambda: bob.state == "ready")
+        await eventually(lambda: bob.transport.state == "ready")
         await bob.join("general")
         for number in range(10):
             await ada.send("general", f"lost {number}", timeout=10)
@@ -404,13 +404,13 @@ async def test_what_was_posted_before_anybody_noticed_that_the_log_went_backward
         await mark_head(space)
         await space.stop_steward()
         backup.put_back()
-        await eventually(lambda: bob.state == ada.state == "ready")
+        await eventually(lambda: bob.transport.state == ada.transport.state == "ready")
         await ada.send("general", "new", timeout=10)
         await space.start_steward()
-        await eventually(lambda: bob.read_state.epoch == serving(space).marks.file.epoch)
+        await eventually(lambda: bob.transport.read_state.epoch == serving(space).marks.file.epoch)
         assert await texts(bob, 1) == ["new"]
         await whole(bob)
-        assert len(bob.inbox) == 0
+        assert len(bob.transport.queue) == 0
 
 
 async def test_a_state_file_of_a_log_that_went_backwards_hides_nothing_new_and_shows_nothing_again(
@@ -425,20 +425,20 @@ async def test_a_state_file_of_a_log_that_went_backwards_hides_nothing_new_and_s
         await ada.send("general", "kept")
         await mark_head(space)
         await backup.take()
-        await eventually(lambda: ada.state == "ready")
+        await eventually(lambda: ada.transport.state == "ready")
         async with connect(space, "bob", channels=["general"], state=state) as bob:
             for number in range(10):
                 await ada.send("general", f"lost {number}", timeout=10)
             assert (await texts(bob, 11))[0] == "kept"
         await set_back(space, backup)
-        await eventually(lambda: ada.state == "ready")
+        await eventually(lambda: ada.transport.state == "ready")
         await ada.send("general", "new", timeout=10)
         async with connect(space, "bob", channels=["general"], state=state) as bob:
             assert await texts(bob, 1) == ["new"]
-            assert len(bob.inbox) == 0
+            assert len(bob.transport.queue) == 0
         async with connect(space, "bob", channels=["general"], state=state) as bob:
-            assert bob.read_state.epoch == serving(space).marks.file.epoch
-            assert len(bob.inbox) == 0
+            assert bob.transport.read_state.epoch == serving(space).marks.file.epoch
+            assert len(bob.transport.queue) == 0
 
 
 async def test_an_endpoint_whose_connection_stood_hears_of_a_log_that_went_backwards_from_the_roster(
@@ -454,22 +454,22 @@ async def test_an_endpoint_whose_connection_stood_hears_of_a_log_that_went_backw
             await ada.send("general", f"old {number}")
         assert len(await texts(bob, 3)) == 3
         await mark_head(space)
-        rebuilds = bob.connection.rebuilds
+        rebuilds = bob.transport.connection.rebuilds
         await space.stop_steward()
         marks = msgspec.json.decode(space.home.marks.read_bytes())
         marks["marks"][-1][1] += 1  # as if another record had been there
         write_private(space.home.marks, msgspec.json.encode(marks).decode())
         steward = await space.start_steward()
         (found,) = steward.marks.file.regressions
-        await eventually(lambda: bob.read_state.epoch == found.epoch_after)
+        await eventually(lambda: bob.transport.read_state.epoch == found.epoch_after)
         await whole(bob)
         # bob remembers more than the steward's marks: the last record it saw is still there
         assert found.agreed < found.was
         assert f"agrees with what was seen only up to {found.was}:" in str(errors[-1])
         await ada.send("general", "new", timeout=10)
         assert await texts(bob, 1) == ["new"]
-        assert bob.connection.rebuilds == rebuilds
-        assert len(bob.inbox) == 0
+        assert bob.transport.connection.rebuilds == rebuilds
+        assert len(bob.transport.queue) == 0
 
 
 async def test_a_direct_message_with_the_sequence_of_one_in_hand_is_another_after_the_mailbox_went_backwards(
@@ -480,13 +480,13 @@ async def test_a_direct_message_with_the_sequence_of_one_in_hand_is_another_afte
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         await mark_head(space)
         await backup.take()
-        await eventually(lambda: bob.state == ada.state == "ready")
+        await eventually(lambda: bob.transport.state == ada.transport.state == "ready")
         lost = await ada.dm(bob.id, "lost", timeout=10)
         in_hand = await bob.next_message(10)
         await space.stop_steward()
         backup.put_back()
         await space.start_steward()
-        await eventually(lambda: bob.state == ada.state == "ready")
+        await eventually(lambda: bob.transport.state == ada.transport.state == "ready")
         new = await ada.dm(bob.id, "new", timeout=10)
         assert new.seq == lost.seq
         found = await bob.next_message(10)
@@ -528,18 +528,18 @@ async def test_a_reader_tells_the_steward_of_a_log_that_was_put_back_together_wi
     async with connect(space, "ada") as ada:
         await ada.send("general", "kept")
         await copy.take()
-        await eventually(lambda: ada.state == "ready")
+        await eventually(lambda: ada.transport.state == "ready")
         async with connect(space, "bob", channels=["general"], state=state) as bob:
             for number in range(8):
                 await ada.send("general", f"lost {number}", timeout=10)
             assert (await texts(bob, 9))[0] == "kept"
-            epoch = bob.read_state.epoch
+            epoch = bob.transport.read_state.epoch
         await space.stop_steward()
         copy.put_back()
         if marks == "deleted":
             space.home.marks.unlink()
         await space.start_steward()
-        await eventually(lambda: ada.state == "ready")
+        await eventually(lambda: ada.transport.state == "ready")
         new = [f"new {number}" for number in range(5)]
         for text in new:
             await ada.send("general", text, timeout=10)
@@ -550,17 +550,17 @@ async def test_a_reader_tells_the_steward_of_a_log_that_was_put_back_together_wi
         late.on("notice", notices.append)
         async with late as bob:
             assert await texts(bob, 5) == new
-            assert len(bob.inbox) == 0
+            assert len(bob.transport.queue) == 0
             (found,) = serving(space).marks.file.regressions
             assert found.epoch_before == epoch
-            assert bob.read_state.epoch == found.epoch_after == await epoch_of(space)
+            assert bob.transport.read_state.epoch == found.epoch_after == await epoch_of(space)
         assert sum(isinstance(each, LogRegressed) for each in errors) == 1
         assert [each.kind for each in notices] == ["set_back"]
         said = await health(space)
         assert "the log went backwards" in said.problems[0]
         # once is enough, whoever remembers it too
         async with connect(space, "bob", channels=["general"], state=state) as bob:
-            assert len(bob.inbox) == 0
+            assert len(bob.transport.queue) == 0
         assert len(serving(space).marks.file.regressions) == 1
 
 

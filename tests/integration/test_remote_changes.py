@@ -26,7 +26,7 @@ from tidings_testing.real_space import TEST_INTERVALS, RealSpace
 from tidings_testing.waiting import eventually
 
 
-def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
@@ -97,18 +97,20 @@ async def test_what_another_program_of_the_agent_joins_or_leaves_reaches_the_one
         heard: list[MembershipChange] = []
         bob.on("membership", heard.append)
         joined = await other.join("team.>")
-        await eventually(lambda: "team.>" in bob.joined, what="what another program joined is heard here")
+        await eventually(lambda: "team.>" in bob.transport.joined, what="what another program joined is heard here")
         await ada.send("team.a", "to the team")
         message = await bob.next_message(10)
         assert (message.text, message.channel) == ("to the team", "team.a")
         await other.leave("general")
-        await eventually(lambda: bob.joined == ["ops", "team.>"], what="what another program left is left here")
+        await eventually(
+            lambda: bob.transport.joined == ["ops", "team.>"], what="what another program left is left here"
+        )
         await ada.send("general", "bob is gone")
         await ada.send("ops", "bob is here")
         assert (await bob.next_message(10)).text == "bob is here"
         assert [(each.channel, each.state) for each in heard] == [("team.>", "joined"), ("general", "left")]
         assert heard[0].seq == joined.seq
-        assert other.joined == ["team.>"], "a program that does not receive joins what it asked for"
+        assert other.transport.joined == ["team.>"], "a program that does not receive joins what it asked for"
         again = await bob.join("general")
         assert again.state == "opened"
         assert (await bob.leave("ops")).state == "left"
@@ -122,10 +124,10 @@ async def test_join_confirms_what_it_says_and_leave_ends_what_stands_now(
 ) -> None:
     await space.add("ada")
     async with connect(space, "ada", channels=["general"]) as ada, space.agent("ada") as raw:
-        moves = ada._membership_watch
+        moves = ada.transport._membership_watch
         monkeypatch.setattr(moves, "_on_row", lambda _row: None)
-        ada.roster.on_own_row.clear()  # as if the roster had not told yet
-        first = ada._channels.memberships["general"].record
+        ada.transport.roster.on_own_row.clear()  # as if the roster had not told yet
+        first = ada.transport._channels.memberships["general"].record
         await raw.control.call(LeaveRequest("general"))
         joined = await ada.join("general")
         assert joined.state == "opened"
@@ -135,16 +137,16 @@ async def test_join_confirms_what_it_says_and_leave_ends_what_stands_now(
         left = await ada.leave("general")
         assert (left.state, left.seq > newer.seq, left.open) == ("left", True, None)
         assert (await ada.leave("general")).state == "absent"
-        await ada.watch("general")
+        await ada.transport.watch("general")
         assert (await ada.join("general")).state == "opened", "looking is not being in"
-        call = ada.connection.call
+        call = ada.transport.connection.call
 
         async def away(request: Request[Any], **options: Any) -> Any:
             if request.operation.service == "member":
                 raise StewardUnreachable("nobody answers")
             return await call(request, **options)
 
-        monkeypatch.setattr(ada.connection, "call", away)
+        monkeypatch.setattr(ada.transport.connection, "call", away)
         told = await ada.join("general")
         assert (told.state, told.durable) == ("live", False)
         assert "nobody can say that it still stands" in told.reason
@@ -155,8 +157,8 @@ async def test_a_leave_asked_again_because_its_answer_was_lost_does_not_end_what
     pair: RealSpace, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     async with connect(pair, "ada", channels=["general"]) as ada, pair.agent("ada") as raw:
-        ada.roster.on_own_row.clear()  # as if the roster had not told yet
-        call = ada.connection.call
+        ada.transport.roster.on_own_row.clear()  # as if the roster had not told yet
+        call = ada.transport.connection.call
 
         async def losing(request: Request[Any], **options: Any) -> Any:
             await call(request, **options)
@@ -164,14 +166,14 @@ async def test_a_leave_asked_again_because_its_answer_was_lost_does_not_end_what
                 raise StewardUnreachable("the answer was lost")
             raise asyncio.CancelledError
 
-        monkeypatch.setattr(ada.connection, "call", losing)
+        monkeypatch.setattr(ada.transport.connection, "call", losing)
         with pytest.raises((StewardUnreachable, asyncio.CancelledError)):
             await ada.leave("general")
-        monkeypatch.setattr(ada.connection, "call", call)
+        monkeypatch.setattr(ada.transport.connection, "call", call)
         newer = await raw.control.call(JoinRequest("general"))
         assert newer.state == "opened", "the leave was done"
         again = await ada.leave("general")
-        assert (again.state, again.open, ada.joined) == ("left", newer.seq, [])
+        assert (again.state, again.open, ada.transport.joined) == ("left", newer.seq, [])
         assert again.seq < newer.seq
         held = (await raw.control.call(MembershipsRequest())).memberships
         assert held == (MembershipRow("general", newer.seq),)
@@ -186,7 +188,7 @@ async def test_a_leave_ends_a_newer_membership_this_program_heard_of_though_its_
     async with connect(pair, "bob", channels=["general"]) as bob, pair.agent("bob") as raw:
         heard: list[MembershipChange] = []
         bob.on("membership", heard.append)
-        call = bob.connection.call
+        call = bob.transport.connection.call
 
         async def losing(request: Request[Any], **options: Any) -> Any:
             answer = await call(request, **options)
@@ -195,7 +197,7 @@ async def test_a_leave_ends_a_newer_membership_this_program_heard_of_though_its_
             return answer
 
         with monkeypatch.context() as patch:
-            patch.setattr(bob.connection, "call", losing)
+            patch.setattr(bob.transport.connection, "call", losing)
             with pytest.raises(StewardUnreachable):
                 await bob.leave("general")
         newer = await raw.control.call(JoinRequest("general"))
@@ -212,10 +214,10 @@ async def test_a_membership_that_was_left_elsewhere_while_away_is_not_joined_aga
     async with connect(pair, "bob", channels=["general"]) as bob, pair.agent("bob") as raw:
         heard: list[MembershipChange] = []
         bob.on("membership", heard.append)
-        bob.roster.on_own_row.clear()
+        bob.transport.roster.on_own_row.clear()
         left = await raw.control.call(LeaveRequest("general"))
-        bob.reconnect()
-        await eventually(lambda: bob.joined == [], what="it hears that it left")
+        bob.transport.connection.reconnect()
+        await eventually(lambda: bob.transport.joined == [], what="it hears that it left")
         assert heard == [MembershipChange("general", "left", left.seq)]
         await asyncio.sleep(0)
         assert (await raw.control.call(MembershipsRequest())).memberships == ()
@@ -247,6 +249,6 @@ async def test_whoever_was_away_while_its_access_was_narrowed_and_restored_is_to
 async def told_while_joining(space: RealSpace, name: str, channel: str) -> list[tidings.Notice]:
     heard: list[tidings.Notice] = []
     async with connect(space, name, channels=[channel], receive=False) as endpoint:
-        await eventually(lambda: endpoint.roster.loaded)
+        await eventually(lambda: endpoint.transport.roster.loaded)
         endpoint.on("notice", heard.append)
     return heard

@@ -15,30 +15,30 @@ from tidings.contract.agents import BeatRequest
 from tidings.contract.channels import ChangeChannelRequest, RawRecord
 from tidings.errors import AmbiguousPeer, Superseded, TidingsError, UnknownPeer
 from tidings.util.private_files import write_private
-from tidings.wire.roster import Agent, Delta, sign_delta
+from tidings.wire.roster import AgentEntry, Delta, sign_delta
 from tidings.wire.signing import KeyPair
 from tidings_testing.real_space import RealSpace
 from tidings_testing.waiting import eventually
 
 
-def connect(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
-def row(endpoint: tidings.Endpoint, name: str) -> Agent:
-    return next(agent for agent in endpoint.roster.agents() if agent.name == name)
+def row(endpoint: tidings.DirectAgent, name: str) -> AgentEntry:
+    return next(agent for agent in endpoint.transport.roster.agents() if agent.name == name)
 
 
-async def sees(endpoint: tidings.Endpoint, name: str, status: str, within: float = 10) -> Agent:
+async def sees(endpoint: tidings.DirectAgent, name: str, status: str, within: float = 10) -> AgentEntry:
     await eventually(lambda: row(endpoint, name).status == status, within=within, what=f"{name} is {status}")
     return row(endpoint, name)
 
 
-async def vanish(endpoint: tidings.Endpoint) -> None:
+async def vanish(endpoint: tidings.DirectAgent) -> None:
     """The end of a process that had no time to say goodbye."""
-    assert endpoint.presence._task is not None
-    endpoint.presence._task.cancel()
-    await endpoint.connection.stop()
+    assert endpoint.transport.presence._task is not None
+    endpoint.transport.presence._task.cancel()
+    await endpoint.transport.connection.stop()
 
 
 @pytest.mark.requirement("P3")
@@ -51,19 +51,19 @@ async def test_who_lists_everybody_with_name_roles_and_state(space: RealSpace) -
         assert [(a.name, a.roles, a.online) for a in agents] == [("ada", ("reviewer",), True), ("bob", (), False)]
         async with connect(space, "bob") as bob:
             await sees(ada, "bob", "idle")
-            heard: list[Agent] = []
+            heard: list[AgentEntry] = []
             ada.on("presence", heard.append)
-            bob.set_model("a-model")
-            bob.set_attention("dnd")
-            bob.set_status("working", "reading the tests")
+            bob.transport.presence.set_model("a-model")
+            bob.transport.presence.set_attention("dnd")
+            bob.transport.presence.set_status("working", "reading the tests")
             found = await sees(ada, "bob", "working")
             assert (found.activity, found.model, found.attention) == ("reading the tests", "a-model", "dnd")
             assert [agent.name for agent in heard][-1] == "bob"
         gone = await sees(ada, "bob", "offline", within=1.5)
         assert (gone.attention, gone.activity) == (None, None), "offline at once, and nothing is claimed for it"
         assert gone.last_seen is not None
-        assert ada.roster.freshness is not None
-        assert ada.roster.freshness < 5
+        assert ada.transport.roster.freshness is not None
+        assert ada.transport.roster.freshness < 5
 
 
 async def test_a_silent_observer_hears_everything_and_is_seen_by_nobody_until_it_attends(space: RealSpace) -> None:
@@ -71,19 +71,21 @@ async def test_a_silent_observer_hears_everything_and_is_seen_by_nobody_until_it
     await space.add("bob")
     async with connect(space, "ada") as ada:
         await ada.who()
-        heard: list[Agent] = []
+        heard: list[AgentEntry] = []
         ada.on("presence", heard.append)
         async with connect(space, "bob", channels=["general"], presence=False, beat=0.05) as bob:
             sent = await ada.send("general", "is anybody here?")
             assert (await bob.next_message(10)).id == sent.id
             said = await bob.send("general", "nobody")
-            bob.set_status("working")
-            await eventually(lambda: bob.roster.head >= said.seq, what="it hears of the log all the same")
-            assert (row(ada, "bob").status, bob.presence.beats) == ("offline", 0)
-            bob.presence.attend(True)
+            bob.transport.presence.set_status("working")
+            await eventually(lambda: bob.transport.roster.head >= said.seq, what="it hears of the log all the same")
+            assert (row(ada, "bob").status, bob.transport.presence.beats) == ("offline", 0)
+            bob.transport.presence.attend(True)
             await sees(ada, "bob", "working")
-            await eventually(lambda: bob.presence.beats > 5, within=2, what="beats as often as it was told to")
-            bob.presence.attend(False)
+            await eventually(
+                lambda: bob.transport.presence.beats > 5, within=2, what="beats as often as it was told to"
+            )
+            bob.transport.presence.attend(False)
             await sees(ada, "bob", "offline", within=1.5)
         seen = ["offline", *(agent.status for agent in heard if agent.name == "bob")]
         assert [after for before, after in pairwise(seen) if after != before] == ["working", "offline"]
@@ -107,26 +109,26 @@ async def test_unchanged_beats_make_no_news_and_the_heartbeat_tells_the_head(spa
     await space.add("ada")
     async with connect(space, "ada") as ada:
         await sees(ada, "ada", "idle")
-        changes: list[Agent] = []
+        changes: list[AgentEntry] = []
         ada.on("presence", changes.append)
         receipt = await ada.send("general", "hello")
-        beats = ada.presence.beats
-        await eventually(lambda: ada.roster.head >= receipt.seq and ada.presence.beats >= beats + 2)
+        beats = ada.transport.presence.beats
+        await eventually(lambda: ada.transport.roster.head >= receipt.seq and ada.transport.presence.beats >= beats + 2)
         assert changes == []
-        assert (ada.roster.backstop.running, ada.roster.backstop.behind) == (False, None)
-        assert ada.roster.snapshots == 1
+        assert (ada.transport.roster.backstop.running, ada.transport.roster.backstop.behind) == (False, None)
+        assert ada.transport.roster.snapshots == 1
 
 
 async def test_an_agent_that_is_added_or_revoked_appears_and_goes(space: RealSpace) -> None:
     await space.add("ada")
     async with connect(space, "ada") as ada:
         await space.add("bob", roles=["builder"])
-        await eventually(lambda: "bob" in {a.name for a in ada.roster.agents()})
+        await eventually(lambda: "bob" in {a.name for a in ada.transport.roster.agents()})
         assert row(ada, "bob").roles == ("builder",)
         async with space.administer() as admin:
             await admin.revoke("bob")
-        await eventually(lambda: "bob" not in {a.name for a in ada.roster.agents()})
-        assert ada.roster.snapshots == 1
+        await eventually(lambda: "bob" not in {a.name for a in ada.transport.roster.agents()})
+        assert ada.transport.roster.snapshots == 1
 
 
 @pytest.mark.requirement("P4")
@@ -136,11 +138,11 @@ async def test_what_others_put_on_the_rosters_subject_is_dropped_and_counted(spa
     await space.add("mal")
     async with connect(space, "ada") as ada, space.agent("mal") as mal, space.core() as core:
         live = space.subjects.live_roster
-        before = ada.roster.agents()
+        before = ada.transport.roster.agents()
         await mal.connection.publish(space.subjects.chat(mal.id, "general"), b"{}", reply=live)
         await mal.connection.publish(space.subjects.control("roster", mal.id), b"junk", reply=live)
         await mal.connection.flush()
-        await eventually(lambda: ada.roster.refused["unsigned"] >= 2, what="both strays are counted")
+        await eventually(lambda: ada.transport.roster.refused["unsigned"] >= 2, what="both strays are counted")
         assert await mal.refused(lambda: mal.connection.publish(live, b"{}")), "the broker lets no agent publish there"
 
         assert space.steward is not None
@@ -149,12 +151,12 @@ async def test_what_others_put_on_the_rosters_subject_is_dropped_and_counted(spa
         await core.connection.publish(live, payload, headers=headers)
         await core.connection.publish(live, b"\x00junk", headers=headers)
         await core.connection.flush()
-        await eventually(lambda: ada.roster.refused["signature"] >= 2)
-        assert [a.id for a in ada.roster.agents()] == [a.id for a in before]
+        await eventually(lambda: ada.transport.roster.refused["signature"] >= 2)
+        assert [a.id for a in ada.transport.roster.agents()] == [a.id for a in before]
         mine, signed = sign_delta(space.steward.writer.key, space.info.id, Delta(boot=space.steward.roster.boot, n=1))
         await core.connection.publish(live, mine, headers=signed)
         await core.connection.flush()
-        await eventually(lambda: ada.roster.refused["stale"] == 1, what="a replayed delta is dropped")
+        await eventually(lambda: ada.transport.roster.refused["stale"] == 1, what="a replayed delta is dropped")
 
 
 @pytest.mark.requirement("P5")
@@ -164,12 +166,12 @@ async def test_a_hole_in_the_deltas_is_filled_by_a_snapshot(space: RealSpace) ->
     assert space.steward is not None
     async with connect(space, "ada") as ada, connect(space, "bob") as bob:
         await sees(ada, "bob", "idle")
-        taken = ada.roster.snapshots
+        taken = ada.transport.roster.snapshots
         space.steward.roster.n += 1
-        bob.set_status("waiting")
+        bob.transport.presence.set_status("waiting")
         await sees(ada, "bob", "waiting")
-        await eventually(lambda: ada.roster.snapshots > taken)
-        bob.set_status("working")
+        await eventually(lambda: ada.transport.roster.snapshots > taken)
+        bob.transport.presence.set_status("working")
         await sees(ada, "bob", "working")
 
 
@@ -180,18 +182,18 @@ async def test_a_restarted_steward_knows_who_is_here_and_when_others_were_seen(s
         pass
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
         await sees(ada, "bob", "idle")
-        seen, number = (await sees(ada, "eve", "offline")).last_seen, bob.session.number
+        seen, number = (await sees(ada, "eve", "offline")).last_seen, bob.transport.session.number
         await space.stop_steward()
         assert len(await ada.who()) == 3, "the roster stays what it was"
         assert (await ada.send("general", "still works", mentions=["bob"])).seq
-        boot = ada.roster._boot
+        boot = ada.transport.roster._boot
         await space.start_steward()
-        await eventually(lambda: ada.roster._boot != boot)
-        bob.set_status("working")
+        await eventually(lambda: ada.transport.roster._boot != boot)
+        bob.transport.presence.set_status("working")
         await sees(ada, "bob", "working")
         assert row(ada, "eve").last_seen == seen
         await eventually(lambda: row(ada, "bob").session == number, what="the steward is told the session again")
-        assert not bob.session.superseded.is_set()
+        assert not bob.transport.session.superseded.is_set()
 
 
 @pytest.mark.requirement("P6")
@@ -200,7 +202,7 @@ async def test_without_a_steward_an_endpoint_opens_sends_and_learns_the_roster_l
     await space.stop_steward()
     async with connect(space, "ada") as ada:
         assert (await ada.send("general", "hello")).seq
-        assert (ada.roster.loaded, ada.roster.freshness) == (False, None)
+        assert (ada.transport.roster.loaded, ada.transport.roster.freshness) == (False, None)
         with pytest.raises(TidingsError, match="not known yet"):
             await ada.who(timeout=0.1)
         await space.start_steward()
@@ -221,11 +223,11 @@ async def test_the_roster_is_followed_through_a_rotation_of_the_stewards_key(spa
         await rotate()
         async with connect(space, "bob") as bob:
             assert space.steward is not None
-            assert bob.roster._key == space.steward.writer.key.id != bob.identity.steward_key
+            assert bob.transport.roster._key == space.steward.writer.key.id != bob.transport.identity.steward_key
             await sees(ada, "bob", "idle")
-            bob.set_status("working")
+            bob.transport.presence.set_status("working")
             await sees(ada, "bob", "working")
-            assert ada.roster.refused["rotation"] == bob.roster.refused["rotation"] == 0
+            assert ada.transport.roster.refused["rotation"] == bob.transport.roster.refused["rotation"] == 0
 
 
 async def test_a_chain_of_keys_that_does_not_verify_changes_nothing(space: RealSpace) -> None:
@@ -235,8 +237,8 @@ async def test_a_chain_of_keys_that_does_not_verify_changes_nothing(space: RealS
         assert stored is not None
         payload = b'{"op":"x","steward_key":"X"}'
         record = RawRecord(7, "1970-01-01T00:00:00.000000000Z", space.subjects.space_record, b"", payload)
-        assert ada.roster._follow_key((record,)) == ada.identity.steward_key
-        assert ada.roster.refused["rotation"] == 1
+        assert ada.transport.roster._follow_key((record,)) == ada.transport.identity.steward_key
+        assert ada.transport.roster.refused["rotation"] == 1
 
 
 # --- sessions ---
@@ -256,8 +258,8 @@ async def test_the_newer_session_receives_and_the_older_is_told_and_can_still_se
         async with connect(space, "bob", channels=["general"]) as newer:
             with pytest.raises(Superseded):
                 await waiting
-            assert told == [older.session.number]
-            assert older.session.superseded.is_set()
+            assert told == [older.transport.session.number]
+            assert older.transport.session.superseded.is_set()
             with pytest.raises(Superseded):
                 await older.join("general")
             with pytest.raises(Superseded):
@@ -267,12 +269,12 @@ async def test_the_newer_session_receives_and_the_older_is_told_and_can_still_se
             texts = [(await newer.next_message(10)).text for _ in range(2)]
             assert texts == ["one", "two"], "what the older one did not settle for both comes again, then what is new"
             assert (await older.send("general", "from the older one")).seq
-            older.reconnect()
-            await eventually(lambda: older.connection.rebuilds == 1)
+            older.transport.connection.reconnect()
+            await eventually(lambda: older.transport.connection.rebuilds == 1)
             await ada.send("general", "three")
             assert (await newer.next_message(10)).text == "three"
-            assert len(older.inbox) == 0
-            assert not newer.session.superseded.is_set()
+            assert len(older.transport.queue) == 0
+            assert not newer.transport.session.superseded.is_set()
         assert row(ada, "bob").online, "the older one lives, so bob does"
 
 
@@ -280,13 +282,13 @@ async def test_the_newer_session_receives_and_the_older_is_told_and_can_still_se
 async def test_a_session_that_was_cut_off_meanwhile_learns_it_when_it_is_back(space: RealSpace) -> None:
     await space.add("bob")
     async with connect(space, "bob", channels=["general"]) as older:
-        older.connection._open, opening = _never, older.connection._open  # type: ignore[method-assign]
-        older.reconnect()
-        await eventually(lambda: older.state == "reconnecting")
+        older.transport.connection._open, opening = _never, older.transport.connection._open  # type: ignore[method-assign]
+        older.transport.connection.reconnect()
+        await eventually(lambda: older.transport.state == "reconnecting")
         async with connect(space, "bob", channels=["general"]) as newer:
-            older.connection._open = opening  # type: ignore[method-assign]
-            await eventually(older.session.superseded.is_set, what="the older one is told", within=15)
-            assert not newer.session.superseded.is_set()
+            older.transport.connection._open = opening  # type: ignore[method-assign]
+            await eventually(older.transport.session.superseded.is_set, what="the older one is told", within=15)
+            assert not newer.transport.session.superseded.is_set()
 
 
 async def _never() -> None:
@@ -302,12 +304,15 @@ async def test_sending_history_and_who_take_no_session(space: RealSpace) -> None
             await second.send("general", "hello")
             await second.history("general")
             await second.who()
-            assert second.session.number is None
-            second.set_status("working")
-            await eventually(lambda: second.presence.beats >= 2)
-        await eventually(lambda: receiver.presence.beats >= 4)
-        assert not receiver.session.superseded.is_set()
-        assert (row(receiver, "bob").status, row(receiver, "bob").session) == ("idle", receiver.session.number)
+            assert second.transport.session.number is None
+            second.transport.presence.set_status("working")
+            await eventually(lambda: second.transport.presence.beats >= 2)
+        await eventually(lambda: receiver.transport.presence.beats >= 4)
+        assert not receiver.transport.session.superseded.is_set()
+        assert (row(receiver, "bob").status, row(receiver, "bob").session) == (
+            "idle",
+            receiver.transport.session.number,
+        )
 
 
 # --- names and attention ---
@@ -344,7 +349,7 @@ async def test_a_mention_on_a_live_channel_is_warned_of(space: RealSpace) -> Non
     await space.add("ada", manage=["general"])
     await space.add("bob")
     async with connect(space, "bob", channels=["general"]), connect(space, "ada") as ada:
-        await ada.connection.call(ChangeChannelRequest("general", cls="live"))
+        await ada.call(ChangeChannelRequest("general", cls="live"))
         assert (await ada.send("general", "hello", mentions=["bob"])).warnings == (), "its class is not known yet"
         await ada.join("general")
         assert "live channel" in (await ada.send("general", "hello", mentions=["bob"])).warnings[0]
@@ -356,13 +361,13 @@ async def test_attention_decides_what_wakes_and_never_what_arrives(space: RealSp
     await space.add("ada")
     await space.add("bob")
     async with connect(space, "ada") as ada, connect(space, "bob", channels=["general"]) as bob:
-        bob.set_attention("dnd")
+        bob.transport.presence.set_attention("dnd")
         await ada.send("general", "chatter")
         await ada.send("general", "urgent", priority="now")
         await ada.send("general", "for bob", mentions=["bob"])
         bob_heard = {m.text: m.wakes for m in [await bob.next_message(10) for _ in range(3)]}
         assert bob_heard == {"chatter": False, "urgent": True, "for bob": True}
-        bob.set_channel_attention("general", "muted")
+        bob.transport.presence.set_channel_attention("general", "muted")
         await ada.send("general", "again", mentions=["bob"])
         assert (await bob.next_message(10)).wakes is False
 

@@ -13,7 +13,7 @@ from tidings_testing.waiting import eventually
 from tools.frames import stub_pipeline
 
 
-def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
@@ -22,7 +22,7 @@ async def told(space: RealSpace, name: str, kind: str = "lost") -> list[tidings.
     heard: list[tidings.Notice] = []
     async with connect(space, name, receive=False) as agent:
         agent.on("notice", heard.append)
-        await eventually(lambda: agent.roster.loaded)
+        await eventually(lambda: agent.transport.roster.loaded)
     return [each for each in heard if each.kind == kind]
 
 
@@ -129,7 +129,7 @@ async def test_a_successor_has_the_results_and_traces_of_tasks_its_predecessors_
     async with connect(pair, "bob", receive=False) as bob, connect(pair, "hal", receive=False) as hal:
         assert (await hal.task(first.id, 0)).state == "queued"
         for expected in ("one", "two"):
-            job = await bob._tasks.claim("reviewer", 10)
+            job = await bob.claim("reviewer", 10)
             assert job is not None
             await (job.done(expected) if expected == "one" else job.fail("not today", retry=False))
         found = await hal.task(first.id, 10)

@@ -110,14 +110,16 @@ async def test_whoever_is_on_a_server_that_goes_is_on_another_of_its_list_and_mi
                 first.black_hole = True
             await ada.send("general", "while it looked for another way")
             assert (await bob.next_message(20)).text == "while it looked for another way"
-            await eventually(lambda: bob.state == "ready")
+            await eventually(lambda: bob.transport.state == "ready")
             assert second.connections >= 1
             await ada.send("general", "live again")
             assert (await bob.next_message(20)).text == "live again"
             first.refuse = first.black_hole = False
             second.refuse = True
             second.cut()
-            await eventually(lambda: bob.connection.rebuilds == 2 and bob.state == "ready", within=20)
+            await eventually(
+                lambda: bob.transport.connection.rebuilds == 2 and bob.transport.state == "ready", within=20
+            )
 
 
 async def test_a_server_that_is_dead_silent_or_not_trusted_is_passed_over(space: RealSpace, tmp_path: Path) -> None:
@@ -193,8 +195,8 @@ async def test_a_space_that_moved_is_found_by_programs_that_have_both_addresses(
 ) -> None:
     path = bundle(space, "bob", tmp_path / "bob.json", moved(space.info.url, [HERE, ELSEWHERE]))
     async with tidings.connect(bundle=path, ping_interval=0.5) as bob, at_another_address(space):
-        await eventually(lambda: bob.connection.rebuilds >= 1 and bob.state == "ready", within=30)
-        assert bob.connection.current.address == parse_addresses(bob.identity.url)[1]
+        await eventually(lambda: bob.transport.connection.rebuilds >= 1 and bob.transport.state == "ready", within=30)
+        assert bob.transport.connection.current.address == parse_addresses(bob.transport.identity.url)[1]
 
 
 async def test_an_address_that_was_changed_in_place_is_used_by_programs_that_run(
@@ -203,10 +205,10 @@ async def test_an_address_that_was_changed_in_place_is_used_by_programs_that_run
     path = bundle(space, "bob", tmp_path / "bob.json", space.info.url)
     before = json.loads(path.read_text())
     async with tidings.connect(bundle=path, ping_interval=0.5) as bob, at_another_address(space):
-        await eventually(lambda: bob.state == "reconnecting")
+        await eventually(lambda: bob.transport.state == "reconnecting")
         move_bundle(path, [ELSEWHERE])
-        await eventually(lambda: bob.state == "ready", within=30)
-        assert bob.connection.current.address == parse_address(space.info.url_at(ELSEWHERE))
+        await eventually(lambda: bob.transport.state == "ready", within=30)
+        assert bob.transport.connection.current.address == parse_address(space.info.url_at(ELSEWHERE))
     after = json.loads(path.read_text())
     assert after == before | {"url": space.info.url_at(ELSEWHERE)}, (
         "nothing else has changed, and nobody else is trusted"

@@ -38,7 +38,7 @@ async def test_a_deadline_ends_a_hold_however_the_worker_beats(space: RealSpace)
             await job.done("too late")
         for _ in range(3):
             with pytest.raises(ConflictError, match="deadline"):
-                await bob.connection.call(TaskBeatRequest(job.seq))
+                await bob.call(TaskBeatRequest(job.seq))
 
 
 async def test_a_task_nobody_took_in_time_fails_its_asker_at_once_and_names_the_deadline(space: RealSpace) -> None:

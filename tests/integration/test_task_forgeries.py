@@ -65,10 +65,10 @@ async def test_a_steward_that_lies_about_a_result_is_found_out_by_the_asker(spac
         ticket = await ada.ask("reviewer", "one")
         lie = signed_result(bob, ada.id, ticket.id)
         answer = msgspec.convert({"state": "done", "asker": ada.id, "worker": bob.id, **lie}, TaskResultAnswer)
-        assert ada._tasks._opened(ticket.id, answer).text == "yes"
+        assert ada.transport.tasks._opened(ticket.id, answer).text == "yes"
         other = wire.compose(Sender(bob.id, "bob"), text="no").raw
         with pytest.raises(BadSignature):
-            ada._tasks._opened(ticket.id, msgspec.structs.replace(answer, result=other))
+            ada.transport.tasks._opened(ticket.id, msgspec.structs.replace(answer, result=other))
 
 
 def forged(kind: str, mal: AgentClient, other: str) -> tuple[bytes, dict[str, str]]:

@@ -119,21 +119,21 @@ async def test_a_session_that_fell_silent_is_superseded_and_its_result_is_not_ta
         taken = await one(newer)
         assert (taken.seq, taken.attempt) == (job.seq, 1), "taken over before it counts as lost"
         with pytest.raises(Superseded, match="another session of the same agent has it"):
-            await older.connection.call(TaskBeatRequest(job.seq, session=older._tasks.session))
+            await older.call(TaskBeatRequest(job.seq, session=older.transport.tasks.session))
         with pytest.raises(Superseded):
             await job.fail("I am late", retry=False)
         assert job.lost is not None
         await taken.done("by the newer")
         late = result_of(older, ada.id, ticket.id)
         with pytest.raises(Superseded, match="did it"):
-            await older.connection.call(TaskDoneRequest(job.seq, session=older._tasks.session, **late))
+            await older.call(TaskDoneRequest(job.seq, session=older.transport.tasks.session, **late))
         assert (await ticket.result(5)).text == "by the newer"
     async with space.core() as js:
         assert len(await results_in(js)) == 1
 
 
-def result_of(worker: tidings.Endpoint, asker: str, task_id: str) -> dict[str, Any]:
-    own = worker.identity
+def result_of(worker: tidings.DirectAgent, asker: str, task_id: str) -> dict[str, Any]:
+    own = worker.transport.identity
     payload = wire.compose(Sender(own.id, own.name), text="late", reply_to=task_id).raw
     sig = signing.sign(own.key, own.space_id, "result", f"{asker}.{task_id}", payload)
     return {"result": payload, "sig": sig}
@@ -164,9 +164,9 @@ async def test_holds_survive_a_steward_killed_with_9_and_beats_resume_with_the_n
         await doomed.ended()
         await space.start_steward(PACE, after=doomed.holder)
         held = book_of(space).open[ticket.seq]
-        assert (held.worker, held.session, held.attempt) == (bob.id, bob._tasks.session, 1)
+        assert (held.worker, held.session, held.attempt) == (bob.id, bob.transport.tasks.session, 1)
         # the next steward is quicker to call a worker silent; bob still beats at the pace of the one that died
-        told = await insist(lambda: bob.connection.call(TaskBeatRequest(job.seq, session=bob._tasks.session)))
+        told = await insist(lambda: bob.call(TaskBeatRequest(job.seq, session=bob.transport.tasks.session)))
         assert told.state == "held"
         await job.done("through it all")
         result = await ticket.result(5)
@@ -229,10 +229,10 @@ async def test_a_program_cancelled_in_the_body_of_its_loop_gives_its_job_back_at
         running = asyncio.create_task(program())
         ticket = await ada.ask("reviewer", "look")
         await asyncio.wait_for(in_hand.wait(), 10)
-        (job,) = bob._tasks._open.values()
+        (job,) = bob.transport.tasks._open.values()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await eventually(lambda: job.settled and not bob._tasks._open)
+        await eventually(lambda: job.settled and not bob.transport.tasks._open)
         assert job._beating is not None
         await eventually(job._beating.done)
         again = await one(cat)

@@ -42,7 +42,7 @@ async def test_one_of_two_workers_gets_each_task_once_and_the_asker_its_signed_r
     history = History()
     async with connect(space, "ada") as ada, connect(space, "bob") as bob, connect(space, "cat") as cat:
 
-        async def review(worker: tidings.Endpoint) -> None:
+        async def review(worker: tidings.DirectAgent) -> None:
             async for job in worker.work("reviewer"):
                 done.append((worker.name, job.text))
                 claimed[worker.name].append((job.seq, job.message.id))

@@ -39,7 +39,7 @@ async def reachable(tmp_path: Path) -> AsyncIterator[RealSpace]:
         yield space
 
 
-def endpoint(space: RealSpace, name: str, **options: object) -> tidings.Endpoint:
+def endpoint(space: RealSpace, name: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)  # type: ignore[arg-type]
 
 
@@ -180,7 +180,7 @@ async def test_a_certificate_is_swapped_under_connections_that_stay(reachable: R
         await eventually(is_new, what="the new one is shown")
         await ada.send("general", "nobody noticed")
         assert (await bob.next_message(10)).text == "nobody noticed"
-        assert (ada.connection.rebuilds, bob.connection.rebuilds) == (0, 0)
+        assert (ada.transport.connection.rebuilds, bob.transport.connection.rebuilds) == (0, 0)
     assert await refusal(reachable, info.url) == []
 
 

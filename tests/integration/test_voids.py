@@ -23,7 +23,7 @@ from tidings_testing.waiting import eventually
 RESERVED = ("Nats-Expected-Stream", "nats-msg-id", "KV-Foo")
 
 
-def connect(space: RealSpace, name: str, **options: Any) -> tidings.Endpoint:
+def connect(space: RealSpace, name: str, **options: Any) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, **options)
 
 
@@ -98,7 +98,7 @@ async def test_a_post_that_the_rules_did_not_allow_is_told_to_its_sender_as_void
         async with space.administer() as admin:
             await admin.call(ChangeSpaceRequest(channels="listed"))
         unlisted = await ada.send("random", "to nobody")
-        await ada.connection.call(ChangeChannelRequest("random", description="now listed"))
+        await ada.call(ChangeChannelRequest("random", description="now listed"))
         fine.append(await ada.send("random", "to its members"))
         await eventually(lambda: len(notices) == 1, what="the sender is told")
         cause = f"{RULED_OUT}: only listed channels are posted to in this space, and #random was none"
@@ -187,7 +187,9 @@ async def test_what_a_broker_took_of_somebody_the_log_no_longer_lets_speak_is_in
         assert "while it may" in shown
         assert "too late" not in shown
         # and a reader that lost the live copy of it is not told that something it was owed is gone
-        answer = await bob._log.of_sender("general", raw.id, 0, (await core.info(s.log_stream))["state"]["last_seq"])
+        answer = await bob.transport._log.of_sender(
+            "general", raw.id, 0, (await core.info(s.log_stream))["state"]["last_seq"]
+        )
         assert [record.message.parts[0].text for record in answer[0]] == ["while it may"]  # type: ignore[union-attr]
         assert answer[1] == (await core.info(s.log_stream))["state"]["last_seq"]
         assert gaps == []

@@ -58,7 +58,7 @@ def wss(space: RealSpace) -> str:
     return space.info.ws_url_at(HERE)
 
 
-def endpoint(space: RealSpace, name: str, url: str, **options: object) -> tidings.Endpoint:
+def endpoint(space: RealSpace, name: str, url: str, **options: object) -> tidings.DirectAgent:
     return connect_directly(space.home.name, name=name, home=space.home.home, url=url, **options)  # type: ignore[arg-type]
 
 
@@ -80,7 +80,7 @@ async def test_agents_send_receive_and_read_what_was_said_inside_of_a_websocket(
         endpoint(space, "bob", wss(space), channels=["general"]) as bob,
         endpoint(space, "ada", wss(space)) as ada,
     ):
-        assert ada.connection.current.address == parse_address(wss(space))
+        assert ada.transport.connection.current.address == parse_address(wss(space))
         await ada.send("general", "through a closed network")
         message = await bob.next_message(10)
         assert (message.text, message.sender.name) == ("through a closed network", "ada")
@@ -120,7 +120,7 @@ async def test_an_endpoint_comes_back_after_its_websocket_went(space: RealSpace,
                 await space.restart_broker(kill=True)
             await ada.send("general", "after it went", timeout=30)
             assert (await bob.next_message(30)).text == "after it went"
-            assert bob.connection.rebuilds >= 1
+            assert bob.transport.connection.rebuilds >= 1
 
 
 async def test_a_wrong_authority_a_wrong_name_and_no_authority_at_all_are_refused(
@@ -260,7 +260,7 @@ async def test_a_certificate_is_swapped_under_websockets_that_stay(space: RealSp
 
         await eventually(is_new, what="the new one is shown")
         await ada.send("general", "nobody noticed")
-        assert ada.connection.rebuilds == 0
+        assert ada.transport.connection.rebuilds == 0
 
 
 # --- a proxy on the way ---

@@ -150,5 +150,5 @@ async def test_a_member_who_was_away_gets_a_message_of_another_space_from_its_fr
         assert (heard.text, heard.seq, heard.durable) == ("while you were away", good, True)
         assert (heard.sender.name, heard.sender.id, heard.origin) == ("ada@west", west.ada.id, "west")
         await heard.ack()
-        await eventually(lambda: reader.opener.refused["signature"] == 1)
-        assert len(reader.inbox) == 0
+        await eventually(lambda: reader.transport.opener.refused["signature"] == 1)
+        assert len(reader.transport.queue) == 0

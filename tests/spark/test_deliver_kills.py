@@ -70,7 +70,7 @@ class Listener:
         self.id = ""
         self.heard: list[int] = []
 
-    def _endpoint(self) -> tidings.Endpoint:
+    def _endpoint(self) -> tidings.DirectAgent:
         return tidings.connect(self._space.home.name, name="cal", home=self._space.home.home, state=self._state)
 
     async def join(self, pattern: str) -> None:
@@ -88,11 +88,11 @@ class Listener:
                     self.heard.append(message.seq)
                     await message.ack()
 
-    async def _is_done(self, cal: tidings.Endpoint) -> bool:
+    async def _is_done(self, cal: tidings.DirectAgent) -> bool:
         stream = self._space.subjects.delivery_stream
         async with self._space.core() as js:
             info = await js.api(f"CONSUMER.INFO.{stream}.dlv_{self.id}")
-        return not (info["num_pending"] or info["num_ack_pending"] or len(cal.inbox))
+        return not (info["num_pending"] or info["num_ack_pending"] or len(cal.transport.queue))
 
 
 async def mailboxes(space: RealSpace, *owners: str) -> list[int]:

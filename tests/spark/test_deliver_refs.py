@@ -55,11 +55,11 @@ async def heard(space: RealSpace, agent: AgentClient, count: int, **options: Any
         async def is_empty() -> bool:
             async with space.core() as js:
                 info = await js.api(f"CONSUMER.INFO.{stream}.dlv_{agent.id}")
-            return not (info["num_pending"] or info["num_ack_pending"] or len(endpoint.inbox))
+            return not (info["num_pending"] or info["num_ack_pending"] or len(endpoint.transport.queue))
 
         await eventually(is_empty, within=30, what="every frame is settled")
         assert errors == []
-        return seqs, endpoint._frames.blocks.asked
+        return seqs, endpoint.transport._frames.blocks.asked
 
 
 async def test_a_repeated_batch_makes_the_same_bytes_and_mailboxes_that_were_emptied_are_filled_again(
@@ -130,8 +130,10 @@ async def test_blocks_that_are_gone_cost_nobody_a_message_also_after_a_leave_and
         await asyncio.wait_for(live, 30)
         async with delivering(spark, space, tmp_path) as job:
             await job.caught_up()
-            await eventually(lambda: listening._frames.numbers.settled_through() != {}, within=30, what="a frame came")
-            assert listening._frames.blocks.asked == 0
+            await eventually(
+                lambda: listening.transport._frames.numbers.settled_through() != {}, within=30, what="a frame came"
+            )
+            assert listening.transport._frames.blocks.asked == 0
     assert (await state_of(space, space.subjects.block_stream))["messages"] == 1
     async with delivering(spark, space, tmp_path) as job:
         one = await post_large(ada, "team.1", 3_000, 4)
@@ -152,7 +154,7 @@ async def test_blocks_that_are_gone_cost_nobody_a_message_also_after_a_leave_and
     assert not [ref for ref in box.refs if ref.channel == "team.1"]
 
 
-async def take(endpoint: tidings.Endpoint, count: int) -> None:
+async def take(endpoint: tidings.DirectAgent, count: int) -> None:
     for _ in range(count):
         await (await endpoint.next_message(30)).ack()
 

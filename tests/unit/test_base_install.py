@@ -16,7 +16,7 @@ COMMANDS = sorted({path.stem for path in (ROOT / "src/tidings/cli").glob("*.py")
 WITHOUT_EXTRAS = (
     "tidings",
     "tidings.client.connect",
-    "tidings.client.host_endpoint",
+    "tidings.client.host_transport",
     *(f"tidings.cli.{each}" for each in COMMANDS),
 )
 PROGRAM = """

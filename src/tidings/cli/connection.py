@@ -2,7 +2,7 @@
 
     receipt = act(ctx, lambda agent: agent.send("general", "hello", id=chosen))
 
-What a command does is written once, against `AgentInterface`. If the host goes away before it took it, the same is done
+What a command does is written once, against `Agent`. If the host goes away before it took it, the same is done
 directly: so whatever is sent has its id before the first try. The commands of a home keep their session of an agent in
 a file, so that the next one needs no proof; one they were told of (`TIDINGS_SESSION_FILE`) is used if it is of the same
 agent.
@@ -25,11 +25,12 @@ from tidings.errors import ConfigError, HostUnreachable, OutcomeUnknown, UsageEr
 if TYPE_CHECKING:
     from tidings.admin.administration import Administrator
     from tidings.admin.identity import Identity
-    from tidings.client.endpoint import Endpoint
-    from tidings.client.host_endpoint import HostEndpoint
+    from tidings.client.agent import Agent
+    from tidings.client.direct_transport import DirectAgent
     from tidings.client.host_http import HostClient
     from tidings.client.host_session import SessionFile, SessionSource
-    from tidings.client.interface import AgentInterface, Receipt
+    from tidings.client.host_transport import HostAgent
+    from tidings.client.transport import Receipt, Transport
     from tidings.host.outbox_file import OutboxFile
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ def chosen_id(given: str | None) -> str:
     return given or new_id()
 
 
-def act(ctx: Context, doing: Callable[[AgentInterface], Awaitable[T]], *, receive: bool = False) -> T:
+def act(ctx: Context, doing: Callable[[Agent[Transport]], Awaitable[T]], *, receive: bool = False) -> T:
     """Do something as the agent. `receive`: through the host its mail comes into its inbox from then on."""
 
     async def run() -> T:
@@ -61,7 +62,7 @@ def act(ctx: Context, doing: Callable[[AgentInterface], Awaitable[T]], *, receiv
     return asyncio.run(run())
 
 
-def act_at_host(ctx: Context, doing: Callable[[HostEndpoint], Awaitable[T]], *, receive: bool = False) -> T:
+def act_at_host(ctx: Context, doing: Callable[[HostAgent], Awaitable[T]], *, receive: bool = False) -> T:
     """The same for what only a host can do: HostUnreachable if none runs."""
 
     async def run() -> T:
@@ -104,7 +105,7 @@ def administer(ctx: Context, purpose: str, doing: Callable[[Administrator], Awai
 
 
 @asynccontextmanager
-async def direct_session(ctx: Context, **options: Any) -> AsyncIterator[Endpoint]:
+async def direct_session(ctx: Context, **options: Any) -> AsyncIterator[DirectAgent]:
     """A command that only sends and looks does not take the receiving session from a program that has it, and is over
     before anybody who saw it could answer."""
     from tidings.client.connect import connect
@@ -118,7 +119,7 @@ async def direct_session(ctx: Context, **options: Any) -> AsyncIterator[Endpoint
 @asynccontextmanager
 async def host_session(
     ctx: Context, *, receive: bool = False, own: str | None = None
-) -> AsyncIterator[HostEndpoint | None]:
+) -> AsyncIterator[HostAgent | None]:
     """The agent at the host, or None if none runs or none is wanted. `own`: a session of this program alone, which it
     ends, for who holds tasks.
 
@@ -148,16 +149,17 @@ async def host_session(
         await endpoint.close()
 
 
-def _session_at(host: HostClient, ctx: Context, source: SessionSource) -> HostEndpoint:
+def _session_at(host: HostClient, ctx: Context, source: SessionSource) -> HostAgent:
+    from tidings.client.agent import Agent
     from tidings.client.connect import required_host
-    from tidings.client.host_endpoint import HostEndpoint
+    from tidings.client.host_transport import HostTransport
 
     first = [host]
 
     async def find() -> HostClient:
         return first.pop() if first else await required_host(ctx.home.home)
 
-    return HostEndpoint(find, source)
+    return Agent(HostTransport(find, source))
 
 
 async def _host_if_any(home: Path) -> HostClient | None:

@@ -24,7 +24,7 @@ from tidings.wire.names import unmarked
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-    from tidings.client.host_endpoint import HostEndpoint
+    from tidings.client.host_transport import HostAgent
     from tidings.host.mailbox import LocalInbox
 
 app = Group(no_args_is_help=False)
@@ -108,12 +108,12 @@ def inbox(
         raise typer.Exit(1)
 
 
-async def _list(ctx: Context, agent: HostEndpoint, wanted: dict[str, Any], count: int, wait: float) -> list[Message]:
+async def _list(ctx: Context, agent: HostAgent, wanted: dict[str, Any], count: int, wait: float) -> list[Message]:
     """Show the newest that is wanted, oldest first, in pages as the host gives them."""
-    found = page = await agent.inbox(**wanted, newest=True, limit=min(PAGE, count), wait=wait)
+    found = page = await agent.transport.inbox(**wanted, newest=True, limit=min(PAGE, count), wait=wait)
     while page and len(found) < count:
         before = min(message["row"] for message in page)
-        page = await agent.inbox(**wanted, newest=True, limit=min(PAGE, count - len(found)), before=before)
+        page = await agent.transport.inbox(**wanted, newest=True, limit=min(PAGE, count - len(found)), before=before)
         found = found + page
     found.sort(key=lambda message: message["row"])
     for message in found:
@@ -157,7 +157,7 @@ async def _show_unread(ctx: Context, channel: str | None, wait: float, count: in
         try:
             async with mailbox.receive() as endpoint:
                 shown = await _as_it_comes(ctx, mailbox, channel, wait, count)
-                return shown, endpoint.roster.backstop.delay if endpoint.roster.loaded else ""
+                return shown, endpoint.transport.roster.backstop.delay if endpoint.transport.roster.loaded else ""
         except (UnreachableError, AuthRevoked) as error:  # what was kept before needs no space
             shown += await _as_it_comes(ctx, mailbox, channel, None, count - shown)
             if not shown or isinstance(error, AuthRevoked):
@@ -210,17 +210,19 @@ def _source(ctx: Context) -> tuple[str, ...]:
     return ("home", str(ctx.home.home), ctx.home.name, ctx.agent)
 
 
-async def _take_back(agent: HostEndpoint, ctx: Context) -> StoreError | None:
+async def _take_back(agent: HostAgent, ctx: Context) -> StoreError | None:
     """Receive through the host; the answer is why it cannot keep what comes, if it cannot."""
-    health = (await agent.me())["health"]
-    if health["superseded"]:
-        await agent.take_back()
+    from tidings.contract.host import ReceiveHereRequest, ShowSessionRequest
+
+    health = (await agent.call(ShowSessionRequest())).health
+    if health.superseded:
+        await agent.call(ReceiveHereRequest())
         output.say(f"note: another program received as {ctx.agent}; from now on the host does")
-    unkept = health.get("unkept")
-    return StoreError(f"mail of {ctx.agent} is not kept: {unkept['cause']}") if unkept else None
+    unkept = health.unkept
+    return StoreError(f"mail of {ctx.agent} is not kept: {unkept.cause}") if unkept else None
 
 
-async def _agent_id(agent: HostEndpoint, named: str | None) -> str | None:
+async def _agent_id(agent: HostAgent, named: str | None) -> str | None:
     """Who is meant, found once: what comes is told apart by the id of its sender."""
     from tidings.client.directory import resolve_among
     from tidings.wire.names import is_agent_id
@@ -230,14 +232,14 @@ async def _agent_id(agent: HostEndpoint, named: str | None) -> str | None:
     return resolve_among(await agent.who(), named).id
 
 
-async def _follow(ctx: Context, agent: HostEndpoint, wanted: dict[str, Any], count: int) -> int:
+async def _follow(ctx: Context, agent: HostAgent, wanted: dict[str, Any], count: int) -> int:
     """What is there, and everything behind it as it comes, for ever. A host that goes away is waited for."""
     wanted["sender"] = await _agent_id(agent, wanted["sender"])
     # asked before anything is shown: what comes meanwhile is behind it, and so followed
-    begun = await agent.newest_row()
+    begun = await agent.transport.newest_row()
     found = await _list(ctx, agent, wanted, count, 0.0)
     words = (wanted["search"] or "").lower().split()
-    async for event in agent.rows(max([begun, *(message["row"] for message in found)])):
+    async for event in agent.transport.rows(max([begun, *(message["row"] for message in found)])):
         message = event.data
         if wanted["sender"] not in (None, message["from"]["id"]):
             continue
@@ -277,7 +279,9 @@ def read(
     if _no_host_but_its_file(ctx):
         marked = _mark_in_file(ctx, rows)
     else:
-        marked = act_at_host(ctx, lambda agent: agent.mark_read(rows) if rows else _mark_all(agent), receive=True)
+        marked = act_at_host(
+            ctx, lambda agent: agent.transport.mark_read(rows) if rows else _mark_all(agent), receive=True
+        )
     ctx.end_if_json({"read": marked})
     output.say(f"{marked} message{'' if marked == 1 else 's'} marked as read")
     output.hint("tidings inbox --unread")
@@ -296,10 +300,12 @@ def delete(
       tidings inbox delete 12 13
       tidings inbox delete 12 --as bob
     """
+    from tidings.contract.host import DeleteMailRequest
+
     if _no_host_but_its_file(ctx):
         deleted = _in_file(ctx, lambda mailbox: mailbox.delete(rows))
     else:
-        deleted = act_at_host(ctx, lambda agent: agent.delete(rows), receive=True)
+        deleted = act_at_host(ctx, lambda agent: agent.call(DeleteMailRequest(tuple(rows))), receive=True).deleted
     ctx.end_if_json({"deleted": deleted})
     missed = len(set(rows)) - deleted
     other = f"; {missed} of these rows {'is' if missed == 1 else 'are'} not in the inbox of {ctx.agent}"
@@ -326,10 +332,13 @@ def _no_host_but_its_file(ctx: Context) -> bool:
     return not is_wanted(ctx.home.home) and (ctx.home.home / "host.db").exists()
 
 
-async def _all_aside(agent: HostEndpoint) -> list[Message]:
+async def _all_aside(agent: HostAgent) -> list[Message]:
+    from tidings.client.message_json import to_json
+    from tidings.contract.host import QuarantinedMailRequest
+
     found: list[Message] = []
-    while page := await agent.quarantine(found[-1]["row"] if found else 0):
-        found += page
+    while page := (await agent.call(QuarantinedMailRequest(found[-1]["row"] if found else 0))).quarantine:
+        found += map(to_json, page)
     return found
 
 
@@ -375,8 +384,8 @@ def _mark_in_file(ctx: Context, rows: list[int] | None) -> int:
     return _in_file(ctx, mark)
 
 
-async def _mark_all(agent: HostEndpoint) -> int:
+async def _mark_all(agent: HostAgent) -> int:
     marked = 0
-    while found := await agent.inbox(unread=True, limit=PAGE):
-        marked += await agent.mark_read([message["row"] for message in found])
+    while found := await agent.transport.inbox(unread=True, limit=PAGE):
+        marked += await agent.transport.mark_read([message["row"] for message in found])
     return marked

@@ -42,7 +42,8 @@ def mcp(
       tidings mcp --bundle ada.tidings.json
     """
     try:
-        from tidings.client.host_endpoint import HostEndpoint
+        from tidings.client.agent import Agent
+        from tidings.client.host_transport import HostTransport
         from tidings.mcp.server import serve
     except ImportError as error:
         raise PrerequisiteMissing(f"{error.name} is not installed: pip install 'tidings[host,mcp]'") from error
@@ -55,7 +56,7 @@ def mcp(
 
     async def run() -> None:
         source = borrowed(session_file, agent) if session_file else await _own(ctx, bundle)
-        endpoint = HostEndpoint(lambda: running_host(ctx.settings.home), source)
+        endpoint = Agent(HostTransport(lambda: running_host(ctx.settings.home), source))
         await endpoint.open()
         output.say(f"tidings mcp: {endpoint.name} in {endpoint.space}")
         await serve(endpoint)

@@ -36,7 +36,7 @@ def list_outbox(
         raise UsageError(f"--state is one of {', '.join(STATES)}, not {state!r}")
     file = outbox_in_file(ctx)
     page = (state, count, before)
-    rows = file.outbox(*page) if file else act_at_host(ctx, lambda agent: agent.outbox(*page))
+    rows = file.outbox(*page) if file else act_at_host(ctx, lambda agent: agent.transport.outbox(*page))
     ctx.end_if_json(rows)
     output.table(
         ("row", "id", "to", "state", "attempts", "accepted", "why"),
@@ -64,7 +64,7 @@ def show(ctx: AgentContext, message: MessageArgument) -> None:
       tidings outbox show 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
     file = outbox_in_file(ctx)
-    row = file.outbox_row(message) if file else act_at_host(ctx, lambda agent: agent.outbox_row(message))
+    row = file.outbox_row(message) if file else act_at_host(ctx, lambda agent: agent.transport.outbox_row(message))
     ctx.end_if_json(row)
     chain, waits = row.pop("chain"), row.pop("waits", [])
     row["to"], _ = _to(row), row.pop("to_name", None)
@@ -83,7 +83,10 @@ def requeue(ctx: AgentContext, message: MessageArgument) -> None:
     Example:
       tidings outbox requeue 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    row = act_at_host(ctx, lambda agent: agent.requeue(message))
+    from tidings.client.message_json import to_json
+    from tidings.contract.host import RequeueRequest
+
+    row = to_json(act_at_host(ctx, lambda agent: agent.call(RequeueRequest(message))))
     ctx.end_if_json(row)
     output.line(row["id"])
     output.say(f"stored again as {row['id']}, in place of {message}")
@@ -99,7 +102,10 @@ def cancel(ctx: AgentContext, message: MessageArgument) -> None:
     Example:
       tidings outbox cancel 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
     """
-    row = act_at_host(ctx, lambda agent: agent.cancel(message))
+    from tidings.client.message_json import to_json
+    from tidings.contract.host import CancelRequest
+
+    row = to_json(act_at_host(ctx, lambda agent: agent.call(CancelRequest(message))))
     ctx.end_if_json(row)
     if row["state"] == "cancelled":
         output.say(f"message {message} is cancelled")

@@ -21,9 +21,10 @@ from tidings.errors import TidingsError, UnreachableError, UsageError
 from tidings.wire.states import READER_STAGES, ReceiptStage
 
 if TYPE_CHECKING:
-    from tidings.client.interface import AgentInterface, Receipt
+    from tidings.client.agent import Agent
+    from tidings.client.transport import Receipt, Transport
     from tidings.contract.agents import AttentionAnswer
-    from tidings.wire.roster import Agent
+    from tidings.wire.roster import AgentEntry
 
 KINDS = {"chat": "message", "dm": "direct message", "task": "task"}
 STATUSES = ("idle", "working", "waiting")
@@ -57,7 +58,7 @@ def who(ctx: DirectContext) -> None:
         output.hint(f"tidings dm {other} 'hello'" if other else "tidings agent add NAME")
 
 
-def _agent_row(agent: Agent) -> tuple[object, ...]:
+def _agent_row(agent: AgentEntry) -> tuple[object, ...]:
     said = printable(agent.activity or "")
     if agent.elsewhere:  # how it is there is not told
         return agent.name, f"in {agent.elsewhere}", None, list(agent.roles), "", ""
@@ -108,7 +109,7 @@ def dm(
     words, wakes, chosen = spoken(text), checked_priority(priority), chosen_id(message_id)
     answers = checked_reply(reply_to)
 
-    async def write(agent: AgentInterface) -> Receipt:
+    async def write(agent: Agent[Transport]) -> Receipt:
         sent = await agent.dm(to, words, priority=wakes, id=chosen, reply_to=answers)
         if wait is None:
             return sent
@@ -214,7 +215,7 @@ def attention(
         raise UsageError(f"a channel is {', '.join(LEVELS)}, not {channel[1]!r}")
     levels = {} if channel is None else {channel[0]: channel[1]}
 
-    def ask(agent: AgentInterface) -> Awaitable[AttentionAnswer]:
+    def ask(agent: Agent[Transport]) -> Awaitable[AttentionAnswer]:
         return agent.keep_attention(mode, levels) if mode or levels else agent.attention()  # type: ignore[arg-type]
 
     answer = act(ctx, ask)

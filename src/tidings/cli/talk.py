@@ -28,9 +28,10 @@ from tidings.wire.message import is_message_id
 from tidings.wire.names import unmarked
 
 if TYPE_CHECKING:
+    from tidings.client.agent import Agent
     from tidings.client.incoming import Incoming
-    from tidings.client.interface import AgentInterface, Joined, Receipt
     from tidings.client.notices import Notice
+    from tidings.client.transport import Joined, Receipt, Transport
 
 WholeOption = Annotated[bool, Option("--whole", help="Do not cut long texts on a terminal.")]
 ReplyOption = Annotated[str | None, Option("--reply-to", help="Id of the message this answers.", metavar="ID")]
@@ -82,7 +83,7 @@ def send(
     words, wakes, chosen = spoken(text), checked_priority(priority), chosen_id(message_id)
     answers, mentions = checked_reply(reply_to), tuple(mention or ())
 
-    def say(agent: AgentInterface) -> Awaitable[Receipt]:
+    def say(agent: Agent[Transport]) -> Awaitable[Receipt]:
         return agent.send(
             channel, words, mentions=mentions, priority=wakes, reply_to=answers, context=context, id=chosen
         )
@@ -102,7 +103,7 @@ def join(ctx: DirectContext, channel: ChannelArgument) -> None:
       tidings join 'team.>' --as bob
     """
 
-    async def become(agent: AgentInterface) -> Joined:
+    async def become(agent: Agent[Transport]) -> Joined:
         joined = await agent.join(channel)
         if joined.state == "live" and agent.via == "direct":
             # an endpoint that stays up, as the host's does, completes it later; this command ends here
@@ -195,7 +196,7 @@ def tail(
             if not wanted:
                 raise DeniedError(f"{ctx.agent} may read nothing: `tidings agent access {ctx.agent}` shows it")
             for pattern in wanted:
-                await endpoint.watch(pattern)
+                await endpoint.transport.watch(pattern)
             endpoint.on("notice", lambda notice: show_notice(ctx, notice))
             output.say(f"watching {', '.join(wanted)}; Ctrl-C stops")
             seen = 0

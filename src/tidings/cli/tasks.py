@@ -31,7 +31,13 @@ from tidings.cli.context import (
     duration,
 )
 from tidings.cli.talk import spoken, writer
-from tidings.contract.mail import DropLetterRequest, LetterChangedAnswer, LetterRow, RetryLetterRequest
+from tidings.contract.mail import (
+    DeadLettersRequest,
+    DropLetterRequest,
+    LetterChangedAnswer,
+    LetterRow,
+    RetryLetterRequest,
+)
 from tidings.errors import (
     ConflictError,
     HostUnreachable,
@@ -45,9 +51,10 @@ from tidings.wire.message import is_message_id
 from tidings.wire.states import TaskStatus
 
 if TYPE_CHECKING:
-    from tidings.client.endpoint import Endpoint
-    from tidings.client.interface import AgentInterface
+    from tidings.client.agent import Agent
+    from tidings.client.direct_transport import DirectAgent
     from tidings.client.tasks import Job, TaskResult, TaskTicket
+    from tidings.client.transport import Transport
 
 T = TypeVar("T")
 app = Group(help="Tasks that nobody could finish: look at them, try again, drop them.")
@@ -76,7 +83,7 @@ def ask(
     words, chosen = spoken(text), chosen_id(message_id)
     ctx.check()
 
-    async def queue(agent: AgentInterface) -> tuple[TaskTicket, TaskResult]:
+    async def queue(agent: Agent[Transport]) -> tuple[TaskTicket, TaskResult]:
         ticket = await agent.ask(role, words, deadline=deadline, id=chosen)
         for warning in ticket.warnings:
             output.say(f"note: {warning}")
@@ -170,7 +177,7 @@ def list_dead(ctx: AgentContext) -> None:
       tidings dead list
       tidings dead list --as bob --json
     """
-    answer = _ask(ctx, lambda endpoint: endpoint.dead_letters())
+    answer = _ask(ctx, lambda endpoint: endpoint.call(DeadLettersRequest()))
     found, mail = answer.dead, answer.mail
     ctx.end_if_json([*found, *mail])
     if mail:
@@ -220,7 +227,7 @@ def show_dead(ctx: AgentContext, letter: LetterArgument) -> None:
       tidings dead show direct-17
     """
     which = _which(letter)
-    found, text = _ask(ctx, lambda endpoint: endpoint.dead_letter(**which))
+    found, text = _ask(ctx, lambda endpoint: endpoint.transport.dead_letter(**which))
     payload = found.record.payload.decode(errors="replace") if found.record and text is None else text
     fields: dict[str, Any] = msgspec.to_builtins(found)
     del fields["record"]
@@ -268,7 +275,7 @@ def _report(ctx: Context, letter: str, answer: LetterChangedAnswer) -> None:
     output.hint("tidings dead list")
 
 
-def _ask(ctx: Context, question: Callable[[Endpoint], Coroutine[Any, Any, T]]) -> T:
+def _ask(ctx: Context, question: Callable[[DirectAgent], Coroutine[Any, Any, T]]) -> T:
     """Asks the space itself: what is sealed is opened with the agent's key."""
     ctx.check()
 

@@ -16,10 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tidings.client.connection import AgentConnection
-from tidings.client.intake import Intake
+from tidings.client.intake import UNDECIDED, Intake, LiveRecord, RecordOpener
 from tidings.client.live import Hole, LocalMembership
 from tidings.client.notices import Gap
-from tidings.client.records import UNDECIDED, LiveRecord, RecordOpener
 from tidings.contract.channels import (
     ChannelsRequest,
     HistoryAnswer,

@@ -20,11 +20,10 @@ from typing import Any
 from tidings.client import notices
 from tidings.client.backfill import Backfill, LogReader
 from tidings.client.connection import AgentConnection
-from tidings.client.intake import Intake
-from tidings.client.interface import Joined
+from tidings.client.intake import Intake, LiveRecord
 from tidings.client.live import Leave, LiveCopies, LocalMembership, MembershipChange, Memberships, unsubscribe
 from tidings.client.read_state import NOWHERE, Position
-from tidings.client.records import LiveRecord
+from tidings.client.transport import Joined
 from tidings.contract.channels import JoinAnswer, JoinRequest, LeaveAnswer, LeaveRequest, MembershipsRequest
 from tidings.errors import (
     ConflictError,

@@ -4,8 +4,8 @@
     tidings.connect("main", name="ada", via="host")     through the host of this machine, with its outbox and its inbox
     tidings.connect("main", name="ada", via="auto")     through the host if one runs, else to the space itself
 
-Both are an `AgentInterface`. Which one `auto` took when it was opened, `via` of the endpoint says; it does not change
-over. Mail that a host has kept stays in its inbox: an agent receives through its host always, or never.
+Each answers with an `Agent`. Which way `auto` took when it was opened, `agent.via` says; it does not change over. Mail
+that a host has kept stays in its inbox: an agent receives through its host always, or never.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from tidings.admin.settings import Settings
-from tidings.client.endpoint import Endpoint
-from tidings.client.interface import AgentInterface
+from tidings.client.agent import Agent
+from tidings.client.direct_transport import DirectAgent, DirectTransport
 from tidings.client.redelivery import Retry
 from tidings.errors import HostUnreachable, NoSession, OutcomeUnknown, UsageError
 
 if TYPE_CHECKING:
-    from tidings.client.host_endpoint import HostEndpoint
     from tidings.client.host_http import HostClient
+    from tidings.client.host_transport import HostAgent
+    from tidings.client.transport import Transport
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
@@ -33,7 +34,7 @@ from typing import Any, TypeVar
 from tidings.admin.home import SpaceHome
 from tidings.admin.identity import Identity, bundle_identity, local_identity
 from tidings.client.incoming import Incoming
-from tidings.client.interface import Receipt
+from tidings.client.transport import Receipt
 
 log = logging.getLogger(__name__)
 #: what only a connection of one's own can have
@@ -61,14 +62,14 @@ class ConnectOptions(TypedDict, total=False):
 @overload
 def connect(
     space: str | None = None, *, via: Literal["direct"] = "direct", **options: Unpack[ConnectOptions]
-) -> Endpoint: ...
+) -> DirectAgent: ...
 @overload
-def connect(space: str | None = None, *, via: Literal["host"], **options: Unpack[ConnectOptions]) -> HostEndpoint: ...
+def connect(space: str | None = None, *, via: Literal["host"], **options: Unpack[ConnectOptions]) -> HostAgent: ...
 @overload
 def connect(space: str | None = None, *, via: Literal["auto"], **options: Unpack[ConnectOptions]) -> Connecting: ...
 def connect(
     space: str | None = None, *, via: Literal["auto", "host", "direct"] = "direct", **options: Unpack[ConnectOptions]
-) -> AgentInterface | Connecting:
+) -> Agent[Transport] | Connecting:
     """Agent `name` of `space`; use it with `async with`.
 
     Without arguments: the space and the agent of your settings (`tidings config`). `bundle` is a file written by
@@ -78,7 +79,7 @@ def connect(
     unread there.
 
     The rest is for a connection of one's own, and refused with `via="host"`: the host remembers by itself, is present
-    while a program follows, and puts no past into an inbox. `state` is a file in which the endpoint remembers what was
+    while a program follows, and puts no past into an inbox. `state` is a file in which the agent remembers what was
     settled, so that "once" holds across restarts. `url` is another way to the same broker, such as a tunnel.
     `backfill`: so many messages of the past of each channel that is joined for the first time, marked `historical`; by
     default none. `presence=False` is a silent observer: others do not see that it is here. `beat`: seconds between two
@@ -104,16 +105,19 @@ class Connecting:
     """A connection whose way is found when it is opened. A host that is there and cannot be used is gone without."""
 
     def __init__(
-        self, home: Path, through: Callable[[HostClient], HostEndpoint], directly: Callable[[], Endpoint]
+        self,
+        home: Path,
+        through: Callable[[HostClient], HostAgent],
+        directly: Callable[[], DirectAgent],
     ) -> None:
         self._home, self._through, self._directly = home, through, directly
 
-    async def __aenter__(self) -> AgentInterface:
+    async def __aenter__(self) -> Agent[Transport]:
         from tidings.client.host_http import HostClient
 
         host = await HostClient.find(self._home)
         if host is not None:
-            self._opened: AgentInterface = self._through(host)
+            self._opened: Agent[Transport] = self._through(host)
             try:
                 await self._opened.open()
             except (HostUnreachable, NoSession, OutcomeUnknown):
@@ -132,9 +136,9 @@ class Connecting:
         await self._opened.close()
 
 
-def _at_the_host(space: str | None, options: ConnectOptions, found: HostClient | None = None) -> HostEndpoint:
-    from tidings.client.host_endpoint import HostEndpoint
+def _at_the_host(space: str | None, options: ConnectOptions, found: HostClient | None = None) -> HostAgent:
     from tidings.client.host_session import ProvenSession
+    from tidings.client.host_transport import HostTransport
 
     name, home, bundle = options.get("name"), options.get("home"), options.get("bundle")
     first = [found] if found is not None else []
@@ -143,13 +147,8 @@ def _at_the_host(space: str | None, options: ConnectOptions, found: HostClient |
         return first.pop() if first else await required_host(home_of(options))
 
     source = ProvenSession(lambda: find_identity(space, name, home, bundle), receive=options.get("receive", True))
-    return HostEndpoint(
-        host,
-        source,
-        channels=options.get("channels", ()),
-        inbox=options.get("inbox", 512),
-        retry=options.get("retry"),
-    )
+    transport = HostTransport(host, source, inbox=options.get("inbox", 512), retry=options.get("retry"))
+    return Agent(transport, channels=options.get("channels", ()))
 
 
 async def required_host(home: Path) -> HostClient:
@@ -180,12 +179,15 @@ def home_of(options: ConnectOptions) -> Path:
 # --- to the space itself ---
 
 
-def connect_directly(space: str | None = None, **options: Unpack[ConnectOptions]) -> Endpoint:
-    """An endpoint for agent `name` of `space`; the arguments are those of `tidings.connect`."""
+def connect_directly(space: str | None = None, **options: Unpack[ConnectOptions]) -> DirectAgent:
+    """Agent `name` of `space`; the arguments are those of `tidings.connect`."""
     own: dict[str, Any] = dict(options)
     name, home, bundle, url = (own.pop(each, None) for each in ("name", "home", "bundle", "url"))
-    state = own.pop("state", None)
-    return Endpoint(lambda: find_identity(space, name, home, bundle, url), state=Path(state) if state else None, **own)
+    channels, backfill, state = own.pop("channels", ()), own.pop("backfill", 0), own.pop("state", None)
+    transport = DirectTransport(
+        lambda: find_identity(space, name, home, bundle, url), state=Path(state) if state else None, **own
+    )
+    return Agent(transport, channels=channels, backfill=backfill)
 
 
 async def find_identity(
@@ -211,7 +213,7 @@ async def find_identity(
 #
 #     tidings.send("general", "the build is green")
 #
-# Each call connects, does one thing and closes. A program that talks more than now and then holds an endpoint instead.
+# Each call connects, does one thing and closes. A program that talks more than now and then holds an agent instead.
 
 
 T = TypeVar("T")
@@ -219,15 +221,15 @@ T = TypeVar("T")
 
 def send(channel: str, text: str, *, space: str | None = None, name: str | None = None, **options: Any) -> Receipt:
     """Post to a channel and wait until the log has it."""
-    return _once(space, name, lambda endpoint: endpoint.send(channel, text, **options))
+    return _once(space, name, lambda agent: agent.send(channel, text, **options))
 
 
 def history(channel: str, limit: int = 50, *, space: str | None = None, name: str | None = None) -> list[Incoming]:
     """The newest messages of a channel, newest first."""
-    return _once(space, name, lambda endpoint: endpoint.history(channel, limit))
+    return _once(space, name, lambda agent: agent.history(channel, limit))
 
 
-def _once(space: str | None, name: str | None, act: Callable[[AgentInterface], Awaitable[T]]) -> T:
+def _once(space: str | None, name: str | None, act: Callable[[Agent[Transport]], Awaitable[T]]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -235,6 +237,6 @@ def _once(space: str | None, name: str | None, act: Callable[[AgentInterface], A
     raise UsageError("inside an event loop use `async with tidings.connect(...)` instead")
 
 
-async def _act(space: str | None, name: str | None, act: Callable[[AgentInterface], Awaitable[T]]) -> T:
-    async with connect(space, name=name, presence=False) as endpoint:
-        return await act(endpoint)
+async def _act(space: str | None, name: str | None, act: Callable[[Agent[Transport]], Awaitable[T]]) -> T:
+    async with connect(space, name=name, presence=False) as agent:
+        return await act(agent)

@@ -234,7 +234,7 @@ class AgentConnection:
         if self._connection is not None and self._connection.is_clustered and self.state == "ready":
             self._on_state(self.state, None)
 
-    async def prove(self, timeout: float) -> str:
+    async def prove(self, timeout: float = 5.0) -> str:
         """A round trip on the connection there is; the run of the broker that answered."""
         connection = self.current
         try:

@@ -27,18 +27,16 @@ from tidings.client.connection import AgentConnection
 from tidings.client.directory import NameDirectory
 from tidings.client.incoming import DirectRef, Incoming
 from tidings.client.intake import Intake
-from tidings.client.interface import Receipt
 from tidings.client.links import Judge, LinkTable
 from tidings.client.mailbox import ACK_PATIENCE, AgentMailbox, PendingAck
 from tidings.client.notices import of_void
 from tidings.client.session_lease import SessionLease
+from tidings.client.transport import Receipt
 from tidings.contract.mail import (
     ReaderReceipt,
     ReaderStage,
     ReceiptRow,
     ReportReceiptsRequest,
-    WaitForReceiptAnswer,
-    WaitForReceiptRequest,
     WatchReceiptsRequest,
 )
 from tidings.errors import OutcomeUnknown, TidingsError, UnreachableError, WireError
@@ -49,7 +47,7 @@ from tidings.wire.envelope import Received, open_record
 from tidings.wire.message import Message
 from tidings.wire.records import Headers
 from tidings.wire.seal import is_sealed, open_sealed
-from tidings.wire.states import ReceiptStage
+from tidings.wire.states import FINAL_STAGES, ReceiptStage
 from tidings.wire.subjects import Direct
 
 #: messages per pull; the broker has no more than this many unsettled ones out
@@ -66,7 +64,6 @@ RETRY_PAUSE = 1.0
 LONGEST_POLL = 20.0
 #: messages watched at once; the oldest is forgotten first
 WATCHED = 1_024
-LAST_STAGES = (ReceiptStage.READ, ReceiptStage.EXPIRED, ReceiptStage.UNDELIVERABLE, ReceiptStage.VOID)
 
 
 class ReceiptSender:
@@ -123,23 +120,6 @@ async def tell(
         refused = set(answer.refused)
         unknown += [each for each in part if each.seq in refused]
     return unknown
-
-
-async def wait_for_stage(
-    connection: AgentConnection, message_id: str, to: str, seq: int, stage: str, timeout: float
-) -> WaitForReceiptAnswer:
-    """Ask until the message has come that far or the time is over; the answer says how far it is."""
-    clock = asyncio.get_running_loop().time
-    deadline, delays = clock() + timeout, Backoff(0.05, RETRY_PAUSE).delays()
-    while True:
-        left = max(0.0, deadline - clock())
-        poll = min(LONGEST_POLL, left)
-        # the steward refuses a word that is no stage
-        request = WaitForReceiptRequest(message_id, to, seq=seq, stage=stage, wait=poll)  # type: ignore[arg-type]
-        answer = await connection.call(request, timeout=poll + 5)
-        if answer.reached or clock() >= deadline:
-            return answer
-        await asyncio.sleep(min(next(delays), left))  # a steward with too many waiting answers at once
 
 
 class ReceiptWatch:
@@ -217,7 +197,7 @@ class ReceiptWatch:
         if to != row.to or stage in told:
             return
         told.add(stage)
-        if stage in LAST_STAGES:
+        if stage in FINAL_STAGES:
             del self._open[mid]
         self._tell(mid, to, seq, stage)
 

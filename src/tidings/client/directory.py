@@ -29,7 +29,7 @@ from tidings.errors import AmbiguousPeer, DeniedError, PeerUnheard, TidingsError
 from tidings.util.task_ends import end_tasks
 from tidings.wire.message import Mention, Message, Sender
 from tidings.wire.names import foreign_name, role_elsewhere, short_id, shown_space, split_role
-from tidings.wire.roster import Agent
+from tidings.wire.roster import AgentEntry
 
 #: how long a message waits for the name of its sender, and how long nobody is asked again for one that did not come
 PATIENCE = 2.0
@@ -44,7 +44,9 @@ Named = tuple[str, tuple[str, ...]]
 # --- who is meant by a name: rules over whatever list of agents is at hand ---
 
 
-def resolve_among(agents: Iterable[Agent], text: str, unheard: Mapping[str, str] = MappingProxyType({})) -> Agent:
+def resolve_among(
+    agents: Iterable[AgentEntry], text: str, unheard: Mapping[str, str] = MappingProxyType({})
+) -> AgentEntry:
     """Who is meant: an id, a name, or a name in another case if only one agent has it. `unheard`: linked spaces of
     whose agents nobody is told now; who is not known there is PeerUnheard, and not nobody."""
     known = list(agents)
@@ -80,7 +82,7 @@ def unheard_peer(text: str, unheard: Mapping[str, str]) -> PeerUnheard | None:
     )
 
 
-def _linked_words(known: list[Agent], text: str) -> str:
+def _linked_words(known: list[AgentEntry], text: str) -> str:
     """Which agents of other spaces can be named, for whoever named one that cannot."""
     spaces = sorted({agent.elsewhere for agent in known if agent.elsewhere})
     wanted = text.rpartition("@")[2]
@@ -93,7 +95,7 @@ def _linked_words(known: list[Agent], text: str) -> str:
     return ": no linked space tells who is there; `tidings link set NAME --roster` on both sides agrees on it"
 
 
-def check_takes_mail(agent: Agent) -> Agent:
+def check_takes_mail(agent: AgentEntry) -> AgentEntry:
     """Of an agent of a linked space it is agreed whether direct messages go there."""
     if not agent.direct:
         raise DeniedError(
@@ -110,7 +112,9 @@ class TaskAddress(NamedTuple):
     readers: tuple[str, ...] = ()
 
 
-def address_task(agents: Iterable[Agent], text: str, unheard: Mapping[str, str] = MappingProxyType({})) -> TaskAddress:
+def address_task(
+    agents: Iterable[AgentEntry], text: str, unheard: Mapping[str, str] = MappingProxyType({})
+) -> TaskAddress:
     """Who is asked by `reviewer`, or by `reviewer@acme`; UnknownPeer if nobody there holds that role, DeniedError if
     the link passes no tasks. `unheard` as for `resolve_among`."""
     role, space = split_role(text)
@@ -157,7 +161,10 @@ class NameDirectory:
     """Names of ids, as the access records have them."""
 
     def __init__(
-        self, connection: AgentConnection, rows: Mapping[str, Agent], left: Mapping[str, tuple[str, tuple[str, ...]]]
+        self,
+        connection: AgentConnection,
+        rows: Mapping[str, AgentEntry],
+        left: Mapping[str, tuple[str, tuple[str, ...]]],
     ) -> None:
         self.connection = connection
         #: the roster as it is kept up to date, and name and roles of those who are in it no more

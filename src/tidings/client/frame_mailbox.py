@@ -29,11 +29,10 @@ from typing import Any, Literal
 
 from tidings.client.channels import Channels
 from tidings.client.connection import AgentConnection
-from tidings.client.intake import Intake
+from tidings.client.intake import UNDECIDED, Intake, LiveRecord, RecordOpener
 from tidings.client.mailbox import REFUSED_PAUSE, AgentMailbox, PendingAck
 from tidings.client.notices import FrameGap
 from tidings.client.read_state import Sequences
-from tidings.client.records import UNDECIDED, LiveRecord, RecordOpener
 from tidings.client.session_lease import SessionLease
 from tidings.errors import (
     DeliveryLost,

@@ -5,7 +5,7 @@
 
 The protocol is h11's; here are the socket, the pool and what each failure means. Refusals are raised as the class of
 their code. HostUnreachable: the request was not taken, or changes nothing; OutcomeUnknown: it may have been taken.
-Without a session the host tells states and counts, never contents; sessions are in `host_endpoint.py`.
+Without a session the host tells states and counts, never contents; sessions are in `host_transport.py`.
 """
 
 from __future__ import annotations

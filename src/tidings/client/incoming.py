@@ -17,14 +17,11 @@ from typing import Any, Literal
 
 from tidings.client.notices import unheard_of
 from tidings.errors import DeliveryLost, LogRegressed, UsageError
-from tidings.wire.message import Mention, Message, Part, Priority, Sender
-from tidings.wire.names import covers, is_channel
-from tidings.wire.roster import Attention, Level
+from tidings.wire.message import Mention, Message, Part, Sender
 
 Kind = Literal["channel", "direct"]
 Settle = Callable[[], Awaitable[None] | None]
 PRIORITY_ORDER = {"now": 0, "next": 1, "low": 2}
-_QUIETNESS: dict[Level, int] = {"normal": 0, "quiet": 1, "muted": 2}
 
 
 def _nothing() -> None:
@@ -125,7 +122,7 @@ class Incoming:
     async def keep(self) -> None:
         """Settle it for an agent that has yet to read it: it is kept durably here, and its sender hears `delivered`.
 
-        `Endpoint.tell_read` says later that it was read.
+        `DirectTransport.tell_read` says later that it was read.
         """
         if not self._settled and not self._returned:
             await self._end(self._keep or self._settle)
@@ -153,50 +150,6 @@ class Incoming:
     def kept(self) -> DirectRef:
         """What its receipts need to know of a direct message, whoever tells them."""
         return DirectRef(self.sender.id, self.id, self.seq)
-
-
-def wakes(attention: Attention, kind: str, channel: str | None, priority: Priority, mentions_me: bool) -> bool:
-    """Should a message of this kind, on this channel, wake an agent that set `attention`?
-
-    low priority   never wakes
-    direct, task   wakes
-    muted channel  never wakes
-    a mention      wakes
-    now            wakes, but not an agent in focus
-    the rest       wakes an open agent on a channel that is not quiet
-
-    This never decides what is kept: a message that wakes nobody is in the inbox all the same.
-    """
-    if priority == "low":
-        return False
-    if kind != "channel" or channel is None:
-        return True
-    level = level_of(attention, channel)
-    if level == "muted":
-        return False
-    if mentions_me:
-        return True
-    if attention.mode == "focus":
-        return False
-    return priority == "now" or (level == "normal" and attention.mode == "open")
-
-
-def level_of(attention: Attention, channel: str) -> Level:
-    """The level of the most specific pattern that covers `channel`; between equals the quieter one."""
-    if not attention.channels:
-        return "normal"
-    levels = [
-        (_specificity(pattern), _QUIETNESS[level], level)
-        for pattern, level in attention.channels.items()
-        if covers(pattern, channel)
-    ]
-    return max(levels)[2] if levels else "normal"
-
-
-def _specificity(pattern: str) -> tuple[bool, int, bool]:
-    """The channel itself, then more literal tokens, then `*` before `>`."""
-    tokens = pattern.split(".")
-    return is_channel(pattern), sum(token not in ("*", ">") for token in tokens), tokens[-1] != ">"
 
 
 class Past(list[Incoming]):

@@ -20,11 +20,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tidings.client.connection import AgentConnection
-from tidings.client.intake import Intake
-from tidings.client.interface import Joined
+from tidings.client.intake import Intake, LiveCopy
 from tidings.client.notices import Cause, Gap
 from tidings.client.read_state import ReadState
-from tidings.client.records import LiveCopy
+from tidings.client.transport import Joined
 from tidings.contract.channels import JoinAnswer
 from tidings.errors import DeniedError
 from tidings.nats.client import TOO_MANY_SUBSCRIPTIONS, Connection

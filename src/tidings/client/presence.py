@@ -2,7 +2,7 @@
 
 Beats are published without a reply, so nobody waits for the steward. A graceful end beats `offline`; whoever ends
 otherwise is found offline by its silence. A session that does not attend beats nothing: a silent observer, or mail that
-is only kept for somebody. Attention set here decides what wakes this agent (`incoming.py`). The
+is only kept for somebody. Attention set here decides what wakes this agent (`intake.py`). The
 attention that the steward keeps for the agent is taken over when a session starts and whenever it changes: of the two,
 the later word holds.
 """
@@ -22,6 +22,7 @@ from tidings.errors import TidingsError, UsageError
 from tidings.nats.errors import NatsError
 from tidings.rpc.control import encode_request
 from tidings.util.task_ends import end_tasks
+from tidings.wire.names import unmarked
 from tidings.wire.roster import Attention, Level, Mode, Status
 
 #: beats per time to live, rounded down: two may be lost before the steward takes us for offline
@@ -84,7 +85,7 @@ class Presence:
 
     def set_channel_attention(self, pattern: str, level: Level) -> None:
         """How loud one channel or pattern is; `normal` forgets it."""
-        self._chosen_here = self._chosen_here or not self.roster.loaded
+        self._chosen_here, pattern = self._chosen_here or not self.roster.loaded, unmarked(pattern)
         channels = {key: value for key, value in self.attention.channels.items() if key != pattern}
         if level != "normal" or any("*" in key or ">" in key for key in channels):
             channels[pattern] = level

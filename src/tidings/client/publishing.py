@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -278,18 +279,20 @@ class Publisher:
         headers = {signing.SIGNATURE_HEADER: prepared.signature, MSG_ID: msg_id}
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
-        doubtful, pauses = False, NOBODY.delays()
+        doubtful, attempts = False, 0
         while True:
             left = deadline - clock()
             connection = await self.connection.ready(left) if only is None else self._only(only)
+            incarnation = self.connection.incarnation_of(connection)
             run = None if only is None or connection.is_clustered else connection.incarnation
             try:
                 ack = await publish(connection, subject, prepared.payload, headers, timeout=left, only=run)
-                return Stored(ack.seq, ack.duplicate, self.connection.incarnation_of(connection))
+                return Stored(ack.seq, ack.duplicate, incarnation)
             except ApiError as error:
                 raise _refusal(prepared, error) from error
             except NoResponders as error:
-                reason = await self._why_not_again(left, next(pauses), only)
+                attempts += 1
+                reason = await self._why_not_again(left, NOBODY.delay(attempts, random.random()), only)
                 if reason is not None and doubtful:
                     raise OutcomeUnknown(f"no confirmation of {msg_id}: send it again ({reason})") from error
                 if reason is not None:

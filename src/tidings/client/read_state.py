@@ -239,11 +239,6 @@ class ChannelState:
         if self.beyond:
             self.beyond = {each for each in self.beyond if each > seq}
 
-    def deliver(self, seq: int) -> None:
-        """The application gets this record, and has to settle it."""
-        self.open.append(seq)
-        self.newest = max(self.newest, seq)
-
     def leave_to_frames(self, start: int, head: int) -> None:
         """What lies above `start`, up to `head`, is not read: it comes as frames."""
         self.missing.setdefault(FRAMES, max(self.through, start))
@@ -436,11 +431,19 @@ class ReadState:
     def forget(self, identity: tuple[str, str]) -> None:
         self._identities.pop(identity, None)
 
-    def hold(self, seq: int, identity: Identity) -> None:
-        """Surfaced, not settled: it must come again after a crash."""
+    def deliver(
+        self, state: ChannelState, seq: int, identity: Identity, mark: str, contiguous: bool | None = None
+    ) -> None:
+        """The application gets this record and has to settle it: it comes again after a crash. `contiguous` is None if
+        nothing is seen by it."""
         self.first_time(identity)
         self._unsettled[identity] = seq
         self.known.add(seq)
+        state.open.append(seq)
+        state.newest = max(state.newest, seq)
+        self.marks.saw(seq, mark)
+        if contiguous is not None:
+            state.see(seq, contiguous=contiguous)
 
     def hand_out(self, channel: str, seq: int) -> None:
         """The application has it now: if it comes again, that is said."""

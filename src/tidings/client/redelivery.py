@@ -10,14 +10,15 @@ wants again is fetched and handed out like any other; settling it drops the lett
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tidings.client.direct_mailbox import DirectMailbox, tell
-from tidings.client.incoming import Incoming
-from tidings.client.records import UNDECIDED
+from tidings.client.incoming import Events, Inbox, Incoming
+from tidings.client.intake import UNDECIDED
 from tidings.contract.channels import RawRecord
 from tidings.contract.mail import (
     DropLetterRequest,
@@ -30,7 +31,7 @@ from tidings.errors import DeadLetter, DeniedError, TidingsError, UnreachableErr
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
 from tidings.wire.records import parse_time
-from tidings.wire.roster import Agent
+from tidings.wire.roster import AgentEntry
 
 #: before the steward is asked again
 RETRY = Backoff(1.0, 60.0)
@@ -57,8 +58,43 @@ class Retry:
         return attempt >= self.attempts
 
 
+class UnreadRows:
+    """Rows of an inbox on disk, handed to a program: acked they are marked as read, given back they come again.
+
+    One that was tried too often stays unread.
+    """
+
+    def __init__(self, queue: Inbox, events: Events, retry: Retry, mark_read: Callable[[int], Awaitable[None]]) -> None:
+        self._queue, self._events, self._retry, self._mark_read = queue, events, retry, mark_read
+        #: row -> when it is handed out again
+        self._returns: dict[int, asyncio.TimerHandle] = {}
+
+    def hand_out(self, row: int, incoming: Incoming, attempt: int = 1) -> None:
+        self._returns.pop(row, None)
+        incoming.durable, incoming.attempt = True, attempt
+
+        async def keep() -> None:
+            """It stays unread in the inbox, which is where it is kept."""
+
+        async def give_back(returned: Incoming, delay: float | None, _error: str) -> None:
+            if self._retry.is_over(attempt):
+                return
+            again = replace(returned, redelivered=True, _settled=False, _returned=False)
+            pause = self._retry.pause(attempt) if delay is None else delay
+            loop = asyncio.get_running_loop()
+            self._returns[row] = loop.call_later(pause, self.hand_out, row, again, attempt + 1)
+
+        incoming._settle, incoming._keep, incoming._nak = partial(self._mark_read, row), keep, give_back
+        self._queue.put(incoming)
+        self._events.emit("message", incoming)
+
+    def close(self) -> None:
+        for each in self._returns.values():
+            each.cancel()
+
+
 class Redelivery:
-    """What the program of one endpoint gave back."""
+    """What the program of one direct transport gave back."""
 
     def __init__(self, direct: DirectMailbox, retry: Retry) -> None:
         self.direct = direct
@@ -129,7 +165,7 @@ class Redelivery:
             if row is not None:
                 self._on_row(row)
 
-    def _on_row(self, row: Agent) -> None:
+    def _on_row(self, row: AgentEntry) -> None:
         if self._begun and row.wanted and row.wanted != self._asked:
             self._asked = row.wanted
             self._fetch_soon()

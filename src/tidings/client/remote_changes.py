@@ -34,7 +34,7 @@ from tidings.errors import ConfigError, DeniedError, Reconnecting, TidingsError
 from tidings.nats.jwt import decode, expiry_of
 from tidings.util.task_ends import end_tasks
 from tidings.wire.names import covers_any
-from tidings.wire.roster import Agent
+from tidings.wire.roster import AgentEntry
 from tidings.wire.rulings import Access
 from tidings.wire.subjects import Chat
 
@@ -66,14 +66,14 @@ class OwnRowWatch:
         roster.on_own_row.append(self._on_row)
 
     @abstractmethod
-    def _number(self, row: Agent) -> int:
+    def _number(self, row: AgentEntry) -> int:
         """What is watched."""
 
     @abstractmethod
     async def _fetch(self) -> object:
         """Take over what moved."""
 
-    def _on_row(self, row: Agent) -> None:
+    def _on_row(self, row: AgentEntry) -> None:
         self._heard = self._number(row)
         if self._known is None:
             self._known = self._heard
@@ -113,7 +113,7 @@ class MembershipWatch(OwnRowWatch):
         #: where memberships stood when this program came: it joins what it was told to, not what was there before
         self._since: int | None = None
 
-    def _number(self, row: Agent) -> int:
+    def _number(self, row: AgentEntry) -> int:
         if self._since is None:
             self._since = row.moved
         return row.moved
@@ -138,7 +138,7 @@ class AccessWatch(OwnRowWatch):
         if connection.identity.is_bundle:
             self._known, self._again = -1, ASK_AGAIN * random.uniform(0.8, 1.2)
 
-    def _number(self, row: Agent) -> int:
+    def _number(self, row: AgentEntry) -> int:
         return row.access
 
     async def _fetch(self) -> None:

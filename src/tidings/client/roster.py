@@ -37,7 +37,7 @@ from tidings.server.steward_keys import followed_key
 from tidings.util.task_ends import end_tasks
 from tidings.wire.message import Mention
 from tidings.wire.records import Headers
-from tidings.wire.roster import Agent, Attention, Backstop, Delta, open_delta
+from tidings.wire.roster import AgentEntry, Attention, Backstop, Delta, open_delta
 
 RETRY_PAUSE = 1.0
 REFUSED_PAUSE = 10.0
@@ -62,7 +62,7 @@ class Roster:
         #: seconds after which the steward takes a silent agent for offline
         self.ttl = DEFAULT_TTL
         #: hear every row of this agent itself, and every snapshot
-        self.on_own_row: list[Callable[[Agent], None]] = []
+        self.on_own_row: list[Callable[[AgentEntry], None]] = []
         self.on_snapshot: list[Callable[[], None]] = []
         #: hear which log the steward speaks of: another epoch is a log that went backwards
         self.on_epoch: list[Callable[[str], None]] = []
@@ -76,7 +76,7 @@ class Roster:
         #: how often the steward had something to tell, when it was last heard
         self._told = 0
         self._report = report
-        self.rows: dict[str, Agent] = {}
+        self.rows: dict[str, AgentEntry] = {}
         #: linked spaces whose agents are not told of now, and why
         self.unheard: dict[str, str] = {}
         #: name and roles of those who are in the roster no more: what they said is still theirs
@@ -97,11 +97,11 @@ class Roster:
 
     # --- questions ---
 
-    def agents(self) -> list[Agent]:
+    def agents(self) -> list[AgentEntry]:
         """Everybody, offline ones included, by name."""
         return sorted(self.rows.values(), key=lambda agent: (agent.name.casefold(), agent.id))
 
-    def get(self, agent_id: str) -> Agent | None:
+    def get(self, agent_id: str) -> AgentEntry | None:
         return self.rows.get(agent_id)
 
     @property
@@ -113,7 +113,7 @@ class Roster:
         """Seconds since the steward last spoke; None if it never did."""
         return None if self._heard is None else time.monotonic() - self._heard
 
-    def resolve(self, text: str) -> Agent:
+    def resolve(self, text: str) -> AgentEntry:
         """Who is meant by an id or a name, by what is known now."""
         return resolve_among(self.rows.values(), text, self.unheard)
 
@@ -131,7 +131,7 @@ class Roster:
         if self._refusal is not None:
             raise type(self._refusal)(str(self._refusal)) from self._refusal
 
-    async def find(self, text: str, timeout: float = 5.0) -> Agent:
+    async def find(self, text: str, timeout: float = 5.0) -> AgentEntry:
         """Like `resolve`, but asks the steward once more before it says that there is nobody."""
         await self.wait_loaded(timeout)
         try:
@@ -200,14 +200,14 @@ class Roster:
         for hear in self.on_links:
             hear(newest, self.head)
 
-    def _dismiss(self, agent_id: str) -> Agent:
+    def _dismiss(self, agent_id: str) -> AgentEntry:
         agent = self.rows.pop(agent_id)
         self.left[agent_id] = agent.name, agent.roles
         if len(self.left) > HELD:
             del self.left[next(iter(self.left))]
         return agent
 
-    def _put(self, row: Agent) -> bool:
+    def _put(self, row: AgentEntry) -> bool:
         before = self.rows.get(row.id)
         self.rows[row.id] = row
         if row.id == self.connection.identity.id:
@@ -219,7 +219,7 @@ class Roster:
                 self._wanted.set()
         return before is None or _shown(before) != _shown(row)
 
-    def _tell(self, changed: list[Agent]) -> None:
+    def _tell(self, changed: list[AgentEntry]) -> None:
         for agent in changed:
             self._report("presence", agent)
         if changed:
@@ -262,7 +262,7 @@ class Roster:
             for hear in self.on_kept_attention:
                 hear(attention, number)
 
-    def _adopt(self, first: RosterAnswer, rows: list[Agent]) -> None:
+    def _adopt(self, first: RosterAnswer, rows: list[AgentEntry]) -> None:
         self._refusal = None
         self._stand(first.attention)
         if first.boot == self._boot and first.n < self._n and not self._wanted.is_set():
@@ -307,6 +307,6 @@ class Roster:
         await end_tasks([self._task])
 
 
-def _shown(row: Agent) -> Agent:
+def _shown(row: AgentEntry) -> AgentEntry:
     """A row without what is no news to anybody but the agent itself."""
     return replace(row, last_seen=None, access=0, moved=0, wanted=0, told=0)

@@ -25,7 +25,7 @@ from tidings.nats.errors import NatsError
 from tidings.rpc.control import encode_request
 from tidings.util.task_ends import end_tasks
 from tidings.wire.message import new_id
-from tidings.wire.roster import Agent
+from tidings.wire.roster import AgentEntry
 
 #: how often the steward hears that a session is held, per time to live of presence
 RENEWALS_PER_TTL = 2.5
@@ -101,7 +101,7 @@ class SessionLease:
                 if self.on_taken is not None and before is None:
                     self.on_taken(answer.unsettled)
 
-    def _saw(self, row: Agent) -> None:
+    def _saw(self, row: AgentEntry) -> None:
         """Our own row: does it name our session?"""
         if not self._wanted or self.superseded.is_set():
             return

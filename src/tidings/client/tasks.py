@@ -6,17 +6,16 @@
     async for job in bob.work("reviewer"):
         await job.done("it is")
 
-A worker claims from and settles with the steward. While a job is in its hands the endpoint beats for it; if the
-steward or the connection is away the job goes on, and settling is tried again until its deadline. Both sides verify
-the other's signature themselves: the steward can lose a message, not invent one.
+`Tasks` are those of a direct transport. A worker claims from and settles with the steward. While a job is in its hands
+the transport beats for it; if the steward or the connection is away the job goes on, and settling is tried again until
+its deadline. Both sides verify the other's signature themselves: the steward can lose a message, not invent one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from msgspec import UNSET
 
 from tidings.client.directory import TaskAddress, address_task, claim_of
-from tidings.client.interface import Draft, Receipt
 from tidings.client.links import Judge
 from tidings.client.publishing import prepare_task
+from tidings.client.transport import Receipt
 from tidings.contract.channels import RawRecord
 from tidings.contract.core import Request
 from tidings.contract.tasks import (
@@ -57,15 +56,16 @@ from tidings.util.task_ends import end_tasks
 from tidings.wire import message as wire
 from tidings.wire import signing
 from tidings.wire.envelope import Received, open_record
-from tidings.wire.message import Message, Sender, check_said, new_id
-from tidings.wire.names import check_role
+from tidings.wire.message import Draft, Message, Sender, check_said, new_id
 from tidings.wire.records import Headers, seconds_of
 from tidings.wire.seal import is_sealed_task, open_sealed, open_task, seal_message
 from tidings.wire.states import TaskStatus
 from tidings.wire.subjects import Task
 
 if TYPE_CHECKING:
-    from tidings.client.endpoint import Endpoint
+    from tidings.client.agent import Agent
+    from tidings.client.direct_transport import DirectTransport
+    from tidings.client.transport import Transport
 
 T = TypeVar("T")
 LONG_POLL = 20.0
@@ -73,7 +73,8 @@ PATIENCE = 10.0
 RETRY = Backoff(0.1, 2.0)
 #: a result travels in a control request; what is larger is an artifact
 MAX_RESULT = 90_000
-FINAL = (TaskStatus.DONE, TaskStatus.DEAD, TaskStatus.DROPPED, TaskStatus.GONE, TaskStatus.UNKNOWN)
+#: nothing more becomes of a task; `cancelled` in the outbox of a host it never leaves
+FINAL = (TaskStatus.DONE, TaskStatus.DEAD, TaskStatus.DROPPED, TaskStatus.GONE, TaskStatus.UNKNOWN, "cancelled")
 
 
 def _when(seen: str | None) -> str:
@@ -104,9 +105,8 @@ class TaskResult:
 
 
 class Settler(Protocol):
-    """What a job or a ticket needs of the endpoint it came from: `Tasks`, or the host's."""
+    """What a job needs of the transport that claimed it."""
 
-    async def result(self, message_id: str, seq: int | None = None, timeout: float | None = None) -> TaskResult: ...
     async def finish(self, job: Job, text: str | None, data: Any) -> None: ...
     async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str: ...
 
@@ -117,7 +117,7 @@ class TaskTicket:
 
     receipt: Receipt
     role: str
-    _tasks: Settler = field(repr=False)
+    _agent: Agent[Transport] = field(repr=False)
 
     @property
     def id(self) -> str:
@@ -144,7 +144,7 @@ class TaskTicket:
 
     async def status(self, timeout: float | None = 0.0) -> TaskResult:
         """How far it has come, now or once it is over; a dead letter is an answer like any other."""
-        return await self._tasks.result(self.id, self.seq, timeout)
+        return await self._agent.task(self.id, timeout, seq=self.seq)
 
     def _epitaph(self, found: TaskResult) -> str:
         if found.state == TaskStatus.DROPPED:
@@ -156,7 +156,7 @@ class TaskTicket:
 
 @dataclass(eq=False)
 class Job:
-    """A task in this worker's hands. Settle it with `done` or `fail`; until then the endpoint beats for it."""
+    """A task in this worker's hands. Settle it with `done` or `fail`; until then the transport beats for it."""
 
     seq: int
     role: str
@@ -202,12 +202,12 @@ class Job:
 
 
 class Tasks:
-    """The tasks of one endpoint, asked and held."""
+    """The tasks of one direct transport, asked and held."""
 
-    def __init__(self, endpoint: Endpoint, sender: Callable[[], Sender]) -> None:
-        self.endpoint = endpoint
-        self.connection = endpoint.connection
-        self.identity = endpoint.identity
+    def __init__(self, transport: DirectTransport, sender: Callable[[], Sender]) -> None:
+        self.transport = transport
+        self.connection = transport.connection
+        self.identity = transport.identity
         self.session = new_id()
         self._sender = sender
         self._open: dict[int, Job] = {}
@@ -216,16 +216,16 @@ class Tasks:
 
     # --- asking ---
 
-    async def ask(self, role: str, composed: Message, timeout: float) -> TaskTicket:
+    async def ask(self, role: str, composed: Message, timeout: float) -> Receipt:
         where = await self._address(role, timeout)
         prepared = prepare_task(self.identity, where.role, composed, where.readers)
-        stored = await self.endpoint.publish(prepared, timeout=timeout)
+        stored = await self.transport.publish(prepared, timeout=timeout)
         warnings = () if where.readers else await self._warnings(role)
-        return TaskTicket(Receipt(composed.id, stored.seq, warnings=warnings), role, self)
+        return Receipt(composed.id, stored.seq, warnings=warnings)
 
     async def _address(self, role: str, timeout: float) -> TaskAddress:
         """Of a role of another space, who holds it has to be known."""
-        roster = self.endpoint.roster
+        roster = self.transport.roster
         if "@" in role:
             await roster.wait_loaded(timeout)
         return address_task(roster.rows.values(), role, roster.unheard)
@@ -243,29 +243,10 @@ class Tasks:
             return (f"nobody who holds the role {role} is here now ({hold}; {seen}): the task waits",)
         return ()
 
-    async def result(self, message_id: str, seq: int | None = None, timeout: float | None = None) -> TaskResult:
-        until = None if timeout is None else time.monotonic() + timeout
-        delays, seen = RETRY.delays(), ""
-        while True:
-            asked = time.monotonic()
-            left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
-            request = TaskResultRequest(message_id, seq or None, left)
-            try:
-                await self.connection.ready(left + PATIENCE)
-                answer = await self.connection.call(request, timeout=left + PATIENCE)
-            except (UnreachableError, OutcomeUnknown):
-                if self._closed.is_set() or (until is not None and time.monotonic() >= until):
-                    raise
-                await asyncio.sleep(next(delays))
-                continue
-            found = self._opened(message_id, answer)
-            now = time.monotonic()
-            if found.is_final or (until is not None and now >= until):
-                return found
-            if now - asked < left / 2 and found.state == seen:
-                # answered early with nothing new: too many wait already, so this one comes back later
-                await asyncio.sleep(min(next(delays), math.inf if until is None else until - now))
-            seen = found.state
+    async def result(self, message_id: str, seq: int | None, wait: float) -> TaskResult:
+        await self.connection.ready(wait + PATIENCE)
+        request = TaskResultRequest(message_id, seq or None, wait)
+        return self._opened(message_id, await self.connection.call(request, timeout=wait + PATIENCE))
 
     def _opened(self, message_id: str, answer: TaskResultAnswer) -> TaskResult:
         """The steward's answer; a result counts only if its worker signed it for this task of ours.
@@ -307,23 +288,21 @@ class Tasks:
 
     # --- working ---
 
-    async def work(self, role: str) -> AsyncIterator[Job]:
-        check_role(role)
-        while not self._closed.is_set():
-            job = await self._claim(role)
-            if job is None:
-                continue
-            try:
-                yield job
-            finally:
-                await self._leave(job)
-
-    async def claim(self, role: str, wait: float) -> Job | None:
-        """One task of a role, the caller's to settle; None if none came within `wait` seconds."""
-        claimed = await self._ask_for_one(check_role(role), wait)
+    async def claim(self, role: str, wait: float, *, looping: bool) -> Job | None:
+        """Returns one task of a role; None if none came within `wait` seconds. `looping`: for a loop, which waits until
+        the connection is back, and until another loop has ended the task that this agent holds."""
+        if looping:
+            await self._or_closed(self.connection.ready(LONG_POLL))
+        claimed = await self._ask_for_one(role, wait)
         if claimed is None:
             return None
-        return self._open.get(claimed[0].seq) or await self._start(*claimed)
+        held = self._open.get(claimed[0].seq)
+        if held is None:
+            return await self._start(*claimed)
+        if not looping:
+            return held
+        await self._or_closed(held._ended.wait())
+        return None
 
     async def _leave(self, job: Job) -> None:
         """The loop's body is over: what it did not settle is another worker's."""
@@ -331,31 +310,13 @@ class Tasks:
             with suppress(ConflictError, UnreachableError, OutcomeUnknown):
                 await self.give_up(job, "left unfinished", retry=True)
 
-    async def _claim(self, role: str) -> Job | None:
-        delays = RETRY.delays()
-        while True:
-            try:
-                await self._or_closed(self.connection.ready(LONG_POLL))
-                claimed = await self._ask_for_one(role, LONG_POLL)
-            except (UnreachableError, OutcomeUnknown):
-                if self._closed.is_set():
-                    return None
-                await asyncio.sleep(next(delays))
-                continue
-            if claimed is None:
-                return None
-            held = self._open.get(claimed[0].seq)
-            if held is None:
-                return await self._start(*claimed)
-            await self._or_closed(held._ended.wait())  # another loop of this endpoint works on it
-
     async def _ask_for_one(self, role: str, wait: float) -> tuple[RawRecord, ClaimAnswer] | None:
         request = ClaimRequest(role, wait, self.session)
         answer = await self._or_closed(self.connection.call(request, timeout=wait + PATIENCE))
         return None if answer is None or answer.task is None else (answer.task, answer)
 
     async def _or_closed(self, waiting: Coroutine[Any, Any, T]) -> T | None:
-        """Wait for an answer, or None as soon as the endpoint closes."""
+        """Wait for an answer, or None as soon as the transport closes."""
         asked, closed = asyncio.ensure_future(waiting), asyncio.ensure_future(self._closed.wait())
         try:
             await asyncio.wait({asked, closed}, return_when=asyncio.FIRST_COMPLETED)
@@ -402,7 +363,7 @@ class Tasks:
         parsed = own.subjects.parse(subject)
         if not isinstance(parsed, Task):
             raise WireError("it is not a task")
-        links, names = self.endpoint.links, self.endpoint.directory
+        links, names = self.transport.links, self.transport.directory
         await links.learn_origin(parsed.sender, fields, names.is_of_this_space)
         judge = Judge(links, 0, int(seconds_of(record.time) * 1e9))
         opened = open_record(own.subjects, own.space_id, subject, fields, record.payload, judge)
@@ -422,9 +383,9 @@ class Tasks:
         return None
 
     async def _asker(self, opened: Received, message: Message) -> Sender:
-        names, came = self.endpoint.directory, opened.admission
+        names, came = self.transport.directory, opened.admission
         if came is not None:
-            space = self.endpoint.links.space_name(came.link, came.origin, came.agreed)
+            space = self.transport.links.space_name(came.link, came.origin, came.agreed)
             return names.foreign_sender(message.sender, space, came.origin)
         await names.learn([message])
         return names.sender(message.sender)
@@ -436,7 +397,7 @@ class Tasks:
                 await self.connection.call(TaskBeatRequest(job.seq, self.session), timeout=max(every, 1.0))
             except (ConflictError, DeniedError) as error:
                 job.lost = str(error)
-                self.endpoint.events.emit("error", error)
+                self.transport.events.emit("error", error)
                 return
             except TidingsError:
                 continue  # away for a while: the job goes on
@@ -457,7 +418,7 @@ class Tasks:
 
     def _key_now(self, asker: Sender) -> str:
         """Of an asker of another space: it may have another key since it asked, and cannot open what is for the old."""
-        rows = self.endpoint.roster.rows.values()
+        rows = self.transport.roster.rows.values()
         return next((row.id for row in rows if row.name == asker.name and row.elsewhere), asker.id)
 
     async def give_up(self, job: Job, reason: str, *, retry: bool, untouched: bool = False) -> str:

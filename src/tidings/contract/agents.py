@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 
 from tidings.contract.channels import RawRecord
 from tidings.contract.core import Answer, EmptyAnswer, Integer, Request, operation
-from tidings.wire.roster import Activity, Agent, Attention, Backstop, Count, Level, Mode, Model, Session, Status
+from tidings.wire.roster import Activity, AgentEntry, Attention, Backstop, Count, Level, Mode, Model, Session, Status
 from tidings.wire.rulings import Access, Defaults, Parts, Switch
 
 #: ids in one request for names
@@ -147,7 +147,7 @@ class RosterAnswer(Answer):
 
     boot: str
     n: int
-    rows: tuple[Agent, ...]
+    rows: tuple[AgentEntry, ...]
     next: str | None
     ttl: float
     epoch: str

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 from tidings.contract.core import MAX_INTEGER, Answer, EmptyAnswer, Request, operation
 from tidings.contract.mail import ReaderStage, TraceAnswer
 from tidings.wire.message import MAX_MENTIONS, Priority
-from tidings.wire.roster import Agent, Count, Status
+from tidings.wire.roster import AgentEntry, Count, Status
 
 #: version of these operations
 API = 1
@@ -507,7 +507,7 @@ class ListAgentsAnswer(Answer):
     """If `fresh` is false, the space did not answer: these are the agents last seen, with the status `unknown`, and
     `reason` says why. `backstop`: a sentence if delivery is late."""
 
-    agents: list[Agent]
+    agents: list[AgentEntry]
     fresh: bool
     backstop: str
     reason: str = ""

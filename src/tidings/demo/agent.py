@@ -35,7 +35,7 @@ async def run(home: str, space: str, name: str, state: str) -> None:
                 await message.ack()
 
 
-async def _review(me: tidings.Endpoint) -> None:
+async def _review(me: tidings.DirectAgent) -> None:
     async for job in me.work("reviewer"):
         await job.done("looks good")
 

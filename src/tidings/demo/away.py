@@ -117,7 +117,7 @@ async def _say(home: SpaceHome, words: str, channel: str = "plans") -> int:
     return seq
 
 
-async def _hear(agent: tidings.Endpoint, last: str) -> list[str]:
+async def _hear(agent: tidings.DirectAgent, last: str) -> list[str]:
     """What an agent hears, up to something that was said last; each is settled."""
     heard: list[str] = []
     while last not in heard:

@@ -45,7 +45,7 @@ class Side:
     home: SpaceHome
     speaker: str
     proxy: FaultProxy
-    agent: tidings.Endpoint | None = None
+    agent: tidings.DirectAgent | None = None
     link: str = ""
     #: what its agent said, in order
     said: list[str] = field(default_factory=list)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tidings.client.endpoint import Endpoint
+from tidings.client.direct_transport import DirectAgent
 from tidings.client.publishing import Kind, Prepared, Stored
 from tidings.errors import AuthRevoked, ConfigError, Reconnecting, TidingsError, UnreachableError
 from tidings.util.backoff import Backoff
@@ -62,7 +62,7 @@ class Hooks:
     If `on_open` raises, the endpoint is closed and opened anew later; what the others raise is logged.
     """
 
-    on_open: Callable[[Endpoint], Awaitable[None]] = _nothing
+    on_open: Callable[[DirectAgent], Awaitable[None]] = _nothing
     #: the broker process before (None the first time) and now; compare with what was confirmed by whom
     on_incarnation: Callable[[str | None, str], Awaitable[None]] = _nothing
     on_superseded: Callable[[], Awaitable[None]] = _nothing
@@ -112,7 +112,7 @@ class AgentSession:
         self,
         space: str,
         agent: str,
-        make_endpoint: Callable[[], Endpoint],
+        make_endpoint: Callable[[], DirectAgent],
         hooks: Hooks | None = None,
         held: HeldNumber | None = None,
     ) -> None:
@@ -128,7 +128,7 @@ class AgentSession:
         self._held = held
         #: somebody wants this one to receive, whoever does now, and it does not yet
         self._insists = False
-        self._endpoint: Endpoint | None = None
+        self._endpoint: DirectAgent | None = None
         self._last_round_trip: float | None = None
         self._news = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -154,7 +154,7 @@ class AgentSession:
         self._state = state
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> DirectAgent:
         """The open endpoint. It may be reconnecting; Reconnecting, with the reason, if there is none."""
         if self._endpoint is None:
             why = f": {self.error}" if self.error else ""
@@ -164,7 +164,7 @@ class AgentSession:
     @property
     def is_connected(self) -> bool:
         """Would something sent now go out? The broker's answer is the only proof: see `health`."""
-        return self._endpoint is not None and self._endpoint.state == "ready"
+        return self._endpoint is not None and self._endpoint.transport.state == "ready"
 
     @property
     def is_away(self) -> bool:
@@ -181,8 +181,8 @@ class AgentSession:
 
     def _newest_round_trip(self) -> float | None:
         """Of this endpoint or the one before it."""
-        if self._endpoint is not None and self._endpoint.connection.last_round_trip:
-            self._last_round_trip = self._endpoint.connection.last_round_trip
+        if self._endpoint is not None and self._endpoint.transport.connection.last_round_trip:
+            self._last_round_trip = self._endpoint.transport.connection.last_round_trip
         return self._last_round_trip
 
     # --- life ---
@@ -196,14 +196,14 @@ class AgentSession:
         """Somebody wants to send, or the network came back: try now."""
         self._hurry.set()
         if self._endpoint is not None:
-            self._endpoint.connection.hurry()
+            self._endpoint.transport.connection.hurry()
 
     def take_back(self) -> None:
         """Receive here again: the session that superseded this one is superseded in turn."""
         if self._told_superseded:
             self._replace, self._after = True, None
             self._news.set()
-        if self._told_superseded or self._endpoint is None or self._endpoint.session.number is None:
+        if self._told_superseded or self._endpoint is None or self._endpoint.transport.session.number is None:
             self._insists = True
 
     def renew(self, *, takes: bool = False) -> None:
@@ -254,10 +254,10 @@ class AgentSession:
         self._replace = self._told_superseded = False
         self._refusal = None
         self._news.clear()
-        endpoint.receives_after = self._after
-        endpoint.on_session_number = self._received
+        endpoint.transport.receives_after = self._after
+        endpoint.transport.on_session_number = self._received
         if self._held is not None and self._after is None and not self._insists:
-            endpoint.resumes_session = self._held.read()
+            endpoint.transport.resumes_session = self._held.read()
         await endpoint.open()
         self._endpoint, self._after = endpoint, None
         self.state, self.error = "open", None
@@ -273,7 +273,7 @@ class AgentSession:
         while not self._replace:
             self._news.clear()
             endpoint = self.endpoint
-            superseded, now = endpoint.session.superseded.is_set(), endpoint.incarnation
+            superseded, now = endpoint.transport.session.superseded.is_set(), endpoint.transport.incarnation
             if superseded and self._insists:  # asked for while this one found out that another receives
                 self._replace, self._after = True, None
                 return
@@ -290,10 +290,10 @@ class AgentSession:
             else:
                 await self._news.wait()
 
-    async def _news_or_end(self, endpoint: Endpoint) -> None:
+    async def _news_or_end(self, endpoint: DirectAgent) -> None:
         """Until there is news, or the session that superseded this one ended: then it is replaced."""
         # who never held it met a session that may be over for long
-        pause = 0.0 if endpoint.session.number is None else ASK_FOR_END
+        pause = 0.0 if endpoint.transport.session.number is None else ASK_FOR_END
         while not self._news.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(random.uniform(pause / 2, pause)):
@@ -301,7 +301,7 @@ class AgentSession:
                     return
             pause = ASK_FOR_END
             try:
-                ended = await endpoint.session.ended()
+                ended = await endpoint.transport.session.ended()
             except TidingsError as error:
                 log.debug("%s in %s: nobody says whether the newer session ended: %s", self.agent, self.space, error)
                 continue
@@ -351,7 +351,7 @@ class AgentSession:
             log.warning("%s in %s did not close in %.0f s and is abandoned", self.agent, self.space, CLOSE_WITHIN)
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_WITHIN):
-                    await endpoint.connection.stop()
+                    await endpoint.transport.connection.stop()
 
 
 class SessionPublisher:
@@ -363,30 +363,30 @@ class SessionPublisher:
         self.met: str | None = None
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> DirectAgent:
         return self.session.endpoint
 
     @property
     def incarnation(self) -> str:
-        found = self.endpoint.incarnation
+        found = self.endpoint.transport.incarnation
         if found is None or found != self.met:
             raise Reconnecting(f"{self.session.agent} is connecting to {self.session.space}")
         return found
 
     async def publish(self, prepared: Prepared, incarnation: str, timeout: float) -> Stored:
-        return await self.endpoint.publish(prepared, timeout=timeout, only=incarnation)
+        return await self.endpoint.transport.publish(prepared, timeout=timeout, only=incarnation)
 
     async def is_stored(self, prepared: Prepared, seq: int) -> bool:
-        return await self.endpoint.publisher.is_stored(prepared, seq)
+        return await self.endpoint.transport.publisher.is_stored(prepared, seq)
 
     async def find_stored(self, prepared: Prepared, since: float) -> int | None:
-        return await self.endpoint.publisher.find(prepared, since)
+        return await self.endpoint.transport.publisher.find(prepared, since)
 
     async def which_stored(self, kind: Kind, destination: str, ids: list[str], since: float) -> set[str]:
-        return await self.endpoint.publisher.which(kind, destination, ids, since)
+        return await self.endpoint.transport.publisher.which(kind, destination, ids, since)
 
     async def prove(self) -> str:
-        return await self.endpoint.prove()
+        return await self.endpoint.transport.connection.prove()
 
 
 class SessionPublishers:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tidings.client.endpoint import Endpoint
+from tidings.client.direct_transport import DirectAgent
 from tidings.client.tasks import LONG_POLL, Job
 from tidings.errors import TidingsError, UnknownMessage
 from tidings.host.registry import Scope
@@ -51,7 +51,7 @@ class Claims:
         self._returning: dict[Scope, asyncio.Task[None]] = {}
         self._withdrawing: dict[Scope, asyncio.Task[None]] = {}
         #: who waits at a steward for a task, and as what
-        self._polling: dict[Scope, tuple[Endpoint, str]] = {}
+        self._polling: dict[Scope, tuple[DirectAgent, str]] = {}
         self._closed = False
 
     def heard(self, session: HostSession) -> None:
@@ -71,7 +71,7 @@ class Claims:
     async def claim(
         self,
         session: HostSession,
-        endpoint: Endpoint,
+        endpoint: DirectAgent,
         role: str,
         wait: float,
         silence: float | None = None,
@@ -113,7 +113,7 @@ class Claims:
         finally:
             lock.release()
 
-    async def _claim(self, session: HostSession, endpoint: Endpoint, role: str, until: float) -> Job | None:
+    async def _claim(self, session: HostSession, endpoint: DirectAgent, role: str, until: float) -> Job | None:
         while session.id in self._heard and not self._closed:
             left = max(0.0, until - self._clock())
             self._polling[session.scope] = (endpoint, role)
@@ -128,7 +128,7 @@ class Claims:
                 return job
         return None
 
-    def _start_withdrawing(self, scope: Scope, endpoint: Endpoint, role: str) -> None:
+    def _start_withdrawing(self, scope: Scope, endpoint: DirectAgent, role: str) -> None:
         self._withdrawing[scope] = asyncio.get_running_loop().create_task(self._withdraw(scope, endpoint, role))
 
     def _hold(self, session: HostSession, claim: Claim) -> None:
@@ -178,7 +178,7 @@ class Claims:
         if self._returning.get(scope) is ended:
             del self._returning[scope]
 
-    async def _withdraw(self, scope: Scope, endpoint: Endpoint, role: str) -> None:
+    async def _withdraw(self, scope: Scope, endpoint: DirectAgent, role: str) -> None:
         """Nobody waits here any more, and the steward would still hand out to us: a question without patience takes
         the place of the one it has, and what it hands out by then is given back. The next who asks ends this, and gets
         that itself."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from tidings.admin.identity import Identity
 from tidings.client.directory import address_task, check_takes_mail, each_once, resolve_among, speaking_as
-from tidings.client.interface import Draft
 from tidings.client.publishing import Prepared, prepare_chat, prepare_direct, prepare_task, task_terms
 from tidings.contract.host import SendRequest
 from tidings.errors import UnknownPeer, UsageError
@@ -27,6 +26,7 @@ from tidings.wire.message import (
     MAX_PARTS,
     ArtifactPart,
     DataPart,
+    Draft,
     Mention,
     Message,
     Part,
@@ -35,7 +35,7 @@ from tidings.wire.message import (
     is_message_id,
 )
 from tidings.wire.names import MAX_TOKEN, check_channel, is_agent_id, role_parts, split_role
-from tidings.wire.roster import Agent
+from tidings.wire.roster import AgentEntry
 from tidings.wire.seal import is_sealed, is_sealed_task, open_sealed, open_task, readers_of
 
 #: seconds a message waits to leave before it is given up
@@ -99,9 +99,9 @@ def fingerprint_again(
     kept: if that agent is gone, a name that nobody has now is taken to be its.
     """
     agents = list(directory.agents())
-    gone = [Agent(id=each.id, name=each.name) for each in (kept.mentions if kept else ())]
+    gone = [AgentEntry(id=each.id, name=each.name) for each in (kept.mentions if kept else ())]
     if request.agent is not None and agents:
-        gone.append(Agent(id=row.destination, name=request.agent))
+        gone.append(AgentEntry(id=row.destination, name=request.agent))
     here = {agent.id for agent in agents}
     agents += [agent for agent in gone if agent.id not in here]
     message = _message(request, sender, agents, directory.unheard)
@@ -110,7 +110,7 @@ def fingerprint_again(
 
 
 def _destination(
-    request: SendRequest, agents: list[Agent], row: OutboxRow, unheard: Mapping[str, str]
+    request: SendRequest, agents: list[AgentEntry], row: OutboxRow, unheard: Mapping[str, str]
 ) -> tuple[Kind, str]:
     if request.channel is not None:
         return "chat", request.channel
@@ -126,7 +126,7 @@ def in_ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _message(request: SendRequest, sender: Sender, agents: list[Agent], unheard: Mapping[str, str]) -> Message:
+def _message(request: SendRequest, sender: Sender, agents: list[AgentEntry], unheard: Mapping[str, str]) -> Message:
     draft = Draft(
         request.text,
         request.data,
@@ -168,7 +168,7 @@ def compose_again(identity: Identity, kind: str, destination: str, payload: byte
 # --- who ---
 
 
-def _target(agents: list[Agent], text: str, unheard: Mapping[str, str]) -> tuple[str, str]:
+def _target(agents: list[AgentEntry], text: str, unheard: Mapping[str, str]) -> tuple[str, str]:
     """Id and name of an agent. An id needs no directory: it is the key the message is sealed for."""
     if is_agent_id(text):
         return text, next((agent.name for agent in agents if agent.id == text), text)
@@ -176,19 +176,19 @@ def _target(agents: list[Agent], text: str, unheard: Mapping[str, str]) -> tuple
     return agent.id, agent.name
 
 
-def _check_reader(agents: list[Agent], target: str) -> None:
+def _check_reader(agents: list[AgentEntry], target: str) -> None:
     """Whoever is known to take no mail is not written to; DeniedError says why. An id that nobody knows may take it."""
     for agent in agents:
         if agent.id == target:
             check_takes_mail(agent)
 
 
-def _mentions(agents: list[Agent], named: Iterable[str], unheard: Mapping[str, str]) -> list[Mention]:
+def _mentions(agents: list[AgentEntry], named: Iterable[str], unheard: Mapping[str, str]) -> list[Mention]:
     found = [_resolved(agents, text, unheard) for text in named]
     return each_once(Mention(agent.id, agent.own_name) for agent in found)
 
 
-def _resolved(agents: list[Agent], text: str, unheard: Mapping[str, str]) -> Agent:
+def _resolved(agents: list[AgentEntry], text: str, unheard: Mapping[str, str]) -> AgentEntry:
     if not agents:
         raise UnknownPeer(
             f"no agent {text[:64]!r} is known here: the agents of this space were never seen from this host; "
@@ -197,7 +197,7 @@ def _resolved(agents: list[Agent], text: str, unheard: Mapping[str, str]) -> Age
     return resolve_among(agents, text, unheard)
 
 
-def _nobody(agents: list[Agent], role: str) -> tuple[str, ...]:
+def _nobody(agents: list[AgentEntry], role: str) -> tuple[str, ...]:
     here = [agent for agent in agents if not agent.elsewhere]
     if any(role in agent.roles for agent in here):
         return ()

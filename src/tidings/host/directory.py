@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tidings.util.database import Database
-from tidings.wire.roster import Agent
+from tidings.wire.roster import AgentEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,18 @@ class Seen:
 
     #: milliseconds since 1970; None if they never were
     at: int | None = None
-    known: tuple[Agent, ...] = ()
+    known: tuple[AgentEntry, ...] = ()
     #: linked spaces whose agents are not told of now, and why; not kept on disk
     unheard: Mapping[str, str] = field(default_factory=dict)
 
-    def agents(self) -> Iterable[Agent]:
+    def agents(self) -> Iterable[AgentEntry]:
         return self.known
 
 
 NEVER = Seen()
 
 
-def remember(connection: sqlite3.Connection, space: str, known: Iterable[Agent], now: int) -> None:
+def remember(connection: sqlite3.Connection, space: str, known: Iterable[AgentEntry], now: int) -> None:
     """Replace what is kept of a space."""
     connection.execute("UPDATE spaces SET seen_at = ? WHERE id = ?", (now, space))
     connection.execute("DELETE FROM directory WHERE space = ?", (space,))
@@ -55,7 +55,7 @@ def names_in(connection: sqlite3.Connection, space: str) -> dict[str, str]:
     return dict(connection.execute("SELECT agent, name FROM directory WHERE space = ?", (space,)).fetchall())
 
 
-def _agents(connection: sqlite3.Connection, space: str) -> tuple[Agent, ...]:
+def _agents(connection: sqlite3.Connection, space: str) -> tuple[AgentEntry, ...]:
     query = "SELECT agent, name, roles, direct, linked, tasks FROM directory WHERE space = ? ORDER BY name, agent"
     return tuple(
         _row(agent, name, tuple(json.loads(roles)), bool(direct), linked, bool(tasks))
@@ -63,8 +63,8 @@ def _agents(connection: sqlite3.Connection, space: str) -> tuple[Agent, ...]:
     )
 
 
-def _row(agent: str, name: str, roles: tuple[str, ...], direct: bool, linked: str, tasks: bool) -> Agent:
-    return Agent(id=agent, name=name, roles=roles, direct=direct, space=linked, tasks=tasks)
+def _row(agent: str, name: str, roles: tuple[str, ...], direct: bool, linked: str, tasks: bool) -> AgentEntry:
+    return AgentEntry(id=agent, name=name, roles=roles, direct=direct, space=linked, tasks=tasks)
 
 
 class Directories:
@@ -81,7 +81,7 @@ class Directories:
     def of(self, space: str) -> Seen:
         return self._seen.get(space, NEVER)
 
-    async def refresh(self, space: str, agents: Iterable[Agent], unheard: Mapping[str, str] | None = None) -> bool:
+    async def refresh(self, space: str, agents: Iterable[AgentEntry], unheard: Mapping[str, str] | None = None) -> bool:
         """Take what a roster says now; True if it was news."""
         before, late = self.of(space), dict(unheard or {})
         known = {each.id: each for each in before.known if each.elsewhere in late} | {each.id: each for each in agents}

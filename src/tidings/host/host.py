@@ -24,10 +24,11 @@ from pathlib import Path
 
 from tidings.admin.home import SpaceHome
 from tidings.admin.identity import Identity
+from tidings.client.agent import Agent
+from tidings.client.direct_transport import DirectAgent, DirectTransport
 from tidings.client.directory import resolve_among
-from tidings.client.endpoint import Endpoint
-from tidings.client.interface import Receipt
 from tidings.client.roster import Roster
+from tidings.client.transport import Receipt
 from tidings.contract.host import SendRequest
 from tidings.errors import (
     AmbiguousPeer,
@@ -160,7 +161,7 @@ class _Agent:
     def attend(self, attended: bool) -> None:
         self.attended = attended
         with suppress(Reconnecting):  # the next endpoint begins with it
-            self.session.endpoint.presence.attend(attended)
+            self.session.endpoint.transport.presence.attend(attended)
 
     def wake_changed(self) -> None:
         for each in list(self.changed):
@@ -168,9 +169,10 @@ class _Agent:
 
     # --- its session ---
 
-    def _endpoint(self) -> Endpoint:
+    def _endpoint(self) -> DirectAgent:
         state = self.host.state_file(self.scope)
-        endpoint = Endpoint(self._find_identity, state=state, receive=self.adopted.receive, presence=self.attended)
+        receive, presence = self.adopted.receive, self.attended
+        endpoint = Agent(DirectTransport(self._find_identity, state=state, receive=receive, presence=presence))
         endpoint.on("roster", self._on_roster)
         endpoint.on("error", self._on_error)
         endpoint.on("notice", self.receiver.keep_notice)
@@ -190,8 +192,8 @@ class _Agent:
         await self.receiver.check_memory(self.host.state_file(self.scope))
         return found
 
-    async def _on_open(self, endpoint: Endpoint) -> None:
-        endpoint.presence.attend(self.attended)  # it may have changed while this one connected
+    async def _on_open(self, endpoint: DirectAgent) -> None:
+        endpoint.transport.presence.attend(self.attended)  # it may have changed while this one connected
         if self.adopted.receive:
             await self.receiver.begin(endpoint)
 
@@ -400,7 +402,7 @@ class Host:
         """Names of the agents of its space by their ids, as last seen."""
         return {each.id: each.name for each in self.directories.of(scope.space_id).known} | {scope.agent: scope.name}
 
-    def endpoint(self, scope: Scope) -> Endpoint:
+    def endpoint(self, scope: Scope) -> DirectAgent:
         """The endpoint of an agent, for what needs its space now; UnreachableError says why there is none."""
         return self._agent(scope).session.endpoint
 
@@ -475,7 +477,7 @@ class Host:
         try:
             found = [resolve_among(known, each) for each in request.mentions]
             mentioned = [Mention(each.id, each.name) for each in found]
-            return await agent.session.endpoint.unheard(request.channel, mentioned)
+            return await agent.session.endpoint.transport.unheard(request.channel, mentioned)
         except TidingsError as error:  # it is stored, whatever can be said about it
             return (f"nobody could say whether who is mentioned is in {request.channel}: {error}",)
 

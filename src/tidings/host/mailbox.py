@@ -17,7 +17,8 @@ from pathlib import Path
 
 from tidings.admin.identity import Identity
 from tidings.admin.settings import Settings
-from tidings.client.endpoint import Endpoint
+from tidings.client.agent import Agent
+from tidings.client.direct_transport import DirectAgent, DirectTransport
 from tidings.errors import AuthRevoked, HostRuns, SpaceBusy
 from tidings.host import inbox as inbox_views
 from tidings.host.agent_sessions import HeldNumber
@@ -107,11 +108,11 @@ class LocalInbox:
         self._mine = (self.scope.space_id, self.scope.agent)
         self._source = source
         self._changed = asyncio.Event()
-        self._endpoint: Endpoint | None = None
+        self._endpoint: DirectAgent | None = None
         self._receiver = Receiver(self.scope, inbox, self._changed.set, self._changed.set, KEEP_PATIENCE)
 
     @asynccontextmanager
-    async def receive(self) -> AsyncIterator[Endpoint]:
+    async def receive(self) -> AsyncIterator[DirectAgent]:
         """Take what was sent, as long as the block lasts; UnreachableError if the space cannot be reached.
 
         StoreError if something came that cannot be kept: it is not acknowledged, and comes again. AuthRevoked if the
@@ -120,9 +121,9 @@ class LocalInbox:
         """
         state = state_file(self.home, self.scope)
         await self._receiver.check_memory(state)
-        endpoint = Endpoint(lambda: identity_of(self._source), state=state, presence=False)
+        endpoint = Agent(DirectTransport(lambda: identity_of(self._source), state=state, presence=False))
         endpoint.on("notice", self._receiver.keep_notice)
-        endpoint.on_session_number = held_number(self.home, self.scope).write
+        endpoint.transport.on_session_number = held_number(self.home, self.scope).write
         async with endpoint:
             self._endpoint = endpoint
             await self._receiver.begin(endpoint)
@@ -153,7 +154,7 @@ class LocalInbox:
     async def names(self) -> dict[str, str]:
         """Names of the agents of the space by their ids: as a host last saw them, and as they are now."""
         kept = await self.inbox.database.read(lambda c: names_in(c, self.scope.space_id))
-        now = self._endpoint.roster.agents() if self._endpoint is not None else []
+        now = self._endpoint.transport.roster.agents() if self._endpoint is not None else []
         return kept | {each.id: each.name for each in now} | {self.scope.agent: self.scope.name}
 
     async def listed(self, wanted: Wanted) -> list[InboxRow]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tidings.client.endpoint import Endpoint
+from tidings.client.direct_transport import DirectAgent
 from tidings.client.incoming import DirectRef, Incoming
 from tidings.client.notices import Notice, of_inbox_set_back, of_refused_channel
 from tidings.client.read_state import ReadState
@@ -136,7 +136,7 @@ class Receiver:
         self._untold = asyncio.Event()
         self._overflowed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._endpoint: Endpoint | None = None
+        self._endpoint: DirectAgent | None = None
         #: the newest row that was written here
         self._newest: KeptAs | None = None
 
@@ -161,12 +161,12 @@ class Receiver:
         self._newest = await self.inbox.read(inbox_views.newest_kept, *mine)
         return ""
 
-    async def begin(self, endpoint: Endpoint) -> None:
+    async def begin(self, endpoint: DirectAgent) -> None:
         """Receive from this endpoint, in the place of the one before."""
         await self.end()
         self.error, self._endpoint = None, endpoint
         self._note_kept()
-        endpoint.intake.keep_aside, endpoint.intake.tells_delivered = self._keep_aside, False
+        endpoint.transport.intake.keep_aside, endpoint.transport.intake.tells_delivered = self._keep_aside, False
         self._untold.set()
         self._overflowed.set()  # what the run before did not tell
         work = (self._receive, self._tell, self._tell_overflow, self._follow_channels)
@@ -181,7 +181,7 @@ class Receiver:
         """Something was read: its sender may know."""
         self._untold.set()
 
-    async def _unless_superseded(self, work: Callable[[Endpoint], Awaitable[None]], endpoint: Endpoint) -> None:
+    async def _unless_superseded(self, work: Callable[[DirectAgent], Awaitable[None]], endpoint: DirectAgent) -> None:
         try:
             await work(endpoint)
         except Superseded as error:
@@ -207,14 +207,14 @@ class Receiver:
 
     # --- keeping ---
 
-    async def _receive(self, endpoint: Endpoint) -> None:
+    async def _receive(self, endpoint: DirectAgent) -> None:
         # The session number is on disk only after this. A host that stopped before would start again without a number
         # and take the session from the program that receives by then.
-        await endpoint.session.ensure()
+        await endpoint.transport.session.ensure()
         self.receiving = True
         async for first in endpoint.messages(manual_ack=True):
             batch = [first]
-            while len(batch) < AT_ONCE and (more := endpoint.inbox.take()) is not None:
+            while len(batch) < AT_ONCE and (more := endpoint.transport.queue.take()) is not None:
                 batch.append(more)
             await self._keep(batch)
 
@@ -279,7 +279,7 @@ class Receiver:
     def _note_kept(self) -> None:
         """The endpoint remembers up to which row it goes, before it remembers what is in it."""
         if self._endpoint is not None and self._newest is not None and self._newest.row:
-            self._endpoint.read_state.note_kept(self._newest)
+            self._endpoint.transport.read_state.note_kept(self._newest)
 
     async def _keep_aside(self, raw: bytes, reason: str) -> None:
         log.warning("something for %s in %s was kept aside: %s", self.scope.name, self.scope.space, reason)
@@ -297,7 +297,7 @@ class Receiver:
 
     # --- telling ---
 
-    async def _tell_overflow(self, _endpoint: Endpoint) -> None:
+    async def _tell_overflow(self, _endpoint: DirectAgent) -> None:
         pause = OVERFLOW_TOLD
         while True:
             await self._overflowed.wait()
@@ -309,7 +309,7 @@ class Receiver:
                 pause = OVERFLOW_TOLD
             await asyncio.sleep(pause)
 
-    async def _tell(self, endpoint: Endpoint) -> None:
+    async def _tell(self, endpoint: DirectAgent) -> None:
         delays = RETRY.delays()
         while True:
             await self._untold.wait()
@@ -324,8 +324,11 @@ class Receiver:
                 pause = next(delays)
             await asyncio.sleep(pause)
 
-    async def _tell_all(self, endpoint: Endpoint, due: list[DueReceipt]) -> None:
-        for stage, tell in ((ReceiptStage.DELIVERED, endpoint.tell_delivered), (ReceiptStage.READ, endpoint.tell_read)):
+    async def _tell_all(self, endpoint: DirectAgent, due: list[DueReceipt]) -> None:
+        for stage, tell in (
+            (ReceiptStage.DELIVERED, endpoint.transport.tell_delivered),
+            (ReceiptStage.READ, endpoint.transport.tell_read),
+        ):
             some = [each for each in due if each.stage == stage]
             if some:
                 await tell(*(DirectRef(each.sender, each.id, each.seq) for each in some))
@@ -334,7 +337,7 @@ class Receiver:
 
     # --- channels ---
 
-    async def _follow_channels(self, endpoint: Endpoint) -> None:
+    async def _follow_channels(self, endpoint: DirectAgent) -> None:
         """Live copies of every channel the agent is a member of; what it missed comes with them.
 
         What fails and may pass is tried again while this endpoint lives; which memberships stand is asked each time.
@@ -344,19 +347,19 @@ class Receiver:
             await asyncio.sleep(next(delays))
         self.followed.set()
 
-    async def _follows_all(self, endpoint: Endpoint, denied: set[str]) -> bool:
+    async def _follows_all(self, endpoint: DirectAgent, denied: set[str]) -> bool:
         """False if a channel is to be tried again. What is denied is told, and nobody waits for it."""
         is_done = True
         try:
             for pattern in await endpoint.memberships():
-                if pattern not in denied and pattern not in endpoint.joined:
+                if pattern not in denied and pattern not in endpoint.transport.joined:
                     is_done = await self._follows(endpoint, pattern, denied) and is_done
         except (UnreachableError, OutcomeUnknown) as error:
             log.debug("which channels %s is in, in %s, is not known yet: %s", self.scope.name, self.scope.space, error)
             return False
         return is_done
 
-    async def _follows(self, endpoint: Endpoint, pattern: str, denied: set[str]) -> bool:
+    async def _follows(self, endpoint: DirectAgent, pattern: str, denied: set[str]) -> bool:
         try:
             await endpoint.join(pattern, backfill=0)
         except (AuthRevoked, UnreachableError, OutcomeUnknown) as error:

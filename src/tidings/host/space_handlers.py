@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tidings.client.endpoint import Endpoint
+from tidings.client.direct_transport import DirectAgent
 from tidings.client.message_json import task_in_hands, task_state, verified_message
 from tidings.client.tasks import Job, TaskResult
 from tidings.contract import host as contract
@@ -40,14 +40,14 @@ LAST_WORDS = 1.0
 SHORTEST_SILENCE = 5.0
 
 
-async def _endpoint(caller: SessionCaller) -> Endpoint:
+async def _endpoint(caller: SessionCaller) -> DirectAgent:
     """The agent's endpoint, connected. One that is just connecting is waited for; a question is not kept for later."""
     until = time.monotonic() + CONNECT_PATIENCE
     while True:
         health = health_of(caller.app, caller.scope)
         if health.state in ("open", "superseded"):
             endpoint = caller.host.endpoint(caller.scope)
-            if endpoint.state == "ready":
+            if endpoint.transport.state == "ready":
                 return endpoint
         if health.state == "revoked":
             raise AuthRevoked(f"{caller.scope.name} may not act in {caller.scope.space}: {health.reason}")
@@ -77,7 +77,7 @@ async def list_agents(caller: SessionCaller, _request: contract.ListAgentsReques
         seen = caller.host.directories.of(caller.scope.space_id).agents()
         rows = [replace(each, status="unknown") for each in seen]
         return contract.ListAgentsAnswer(rows, False, "", str(error) or "nobody answered in time")
-    return contract.ListAgentsAnswer(list(agents), True, endpoint.roster.backstop.delay)
+    return contract.ListAgentsAnswer(list(agents), True, endpoint.transport.roster.backstop.delay)
 
 
 @handler(contract.AgentAccessRequest)

@@ -14,15 +14,16 @@ import msgspec
 from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 
-from tidings.client.interface import Left
 from tidings.client.message_json import Json
+from tidings.client.transport import Left
 from tidings.contract.channels import ChannelRow
+from tidings.contract.host import TaskInHand
 from tidings.mcp.ids import short
 from tidings.mcp.presenting import Fence, moment, neutral, neutral_data, on_a_line, quoted, shortened
 from tidings.mcp.schemas import plain
 from tidings.wire.names import covers_any, is_channel
 from tidings.wire.records import seconds_of
-from tidings.wire.roster import Agent
+from tidings.wire.roster import AgentEntry
 from tidings.wire.states import ReceiptStage
 
 #: beside every structured answer that holds words of others
@@ -362,18 +363,18 @@ def _channels_and_rights(found: Orientation) -> Iterator[str]:
         yield f"You may read: {read}. You may post to: {post}. (`*` is any one part of a name, `>` all the rest.)"
 
 
-def held_elsewhere(facts: Json) -> str:
+def held_elsewhere(held: TaskInHand) -> str:
     """A task in the hands of another program of this agent."""
-    silent = f" It said nothing for {facts['silent']:.0f} s." if facts.get("silent") is not None else ""
-    role, task = on_a_line(str(facts["role"])), short(str(facts["id"]))
+    role, task = on_a_line(held.role), short(held.id)
     return (
-        f"Another program of yours ({quoted(str(facts['program']))}) holds the task {task} for {role}, and you "
-        f'hold one at a time.{silent} If it is gone, go on with claim_task(role="{role}", take_over=true); otherwise '
-        "the task goes to somebody else when it was silent for a quarter of an hour."
+        f"Another program of yours ({quoted(held.program)}) holds the task {task} for {role}, and you hold one at a "
+        f"time. It said nothing for {held.silent:.0f} s. If it is gone, go on with "
+        f'claim_task(role="{role}", take_over=true); otherwise the task goes to somebody else when it was silent for a '
+        "quarter of an hour."
     )
 
 
-def agent(found: Agent, me: str) -> AgentLine:
+def agent(found: AgentEntry, me: str) -> AgentLine:
     return AgentLine(
         name=on_a_line(found.name),
         id=short(found.id),

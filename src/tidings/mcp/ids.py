@@ -18,9 +18,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tidings.client.host_endpoint import HostEndpoint
-from tidings.client.interface import Agents
+from tidings.client.host_transport import HostAgent
 from tidings.client.message_json import Json
+from tidings.client.transport import Agents
+from tidings.contract.host import MessageIdsRequest
 from tidings.errors import UnknownMessage, UnknownPeer, UsageError
 from tidings.mcp.presenting import each_string
 from tidings.wire.message import is_message_id
@@ -49,7 +50,7 @@ def short_in(value: Any) -> Any:
 class Ids:
     """From what a model says to the whole id, for one agent."""
 
-    def __init__(self, agent: HostEndpoint) -> None:
+    def __init__(self, agent: HostAgent) -> None:
         self._agent = agent
         self._shown: OrderedDict[str, set[str]] = OrderedDict()
 
@@ -70,7 +71,7 @@ class Ids:
         """The message meant. What is neither whole nor an ending is passed on: whoever is asked for it refuses it."""
         if not _ENDING.match(said):
             return said
-        found = self._shown.get(said) or set(await self._agent.ids_ending(said))
+        found = self._shown.get(said) or set((await self._agent.call(MessageIdsRequest(said))).ids)
         if not found:
             raise UnknownMessage(f"no message that you sent or were shown ends with {said}")
         if len(found) > 1:

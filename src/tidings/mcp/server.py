@@ -28,7 +28,7 @@ from mcp.server.stdio import stdio_server
 from mcp_types import CallToolResult, InputRequiredResult
 from pydantic import BaseModel, ValidationError
 
-from tidings.client.host_endpoint import HostEndpoint
+from tidings.client.host_transport import HostAgent
 from tidings.errors import TidingsError
 from tidings.mcp.advice import advice, meant, sentence, wrong_arguments
 from tidings.mcp.answers import refusal
@@ -105,7 +105,7 @@ def _sentence(name: str, error: ToolError) -> str:
     return str(error)
 
 
-def build_server(agent: HostEndpoint, bell: Bell | None = None, news: News | None = None) -> AgentServer:
+def build_server(agent: HostAgent, bell: Bell | None = None, news: News | None = None) -> AgentServer:
     """A server for one agent. `bell` rings for subscribers, `news` wakes who waits for mail."""
     server = AgentServer(
         "tidings",
@@ -168,7 +168,7 @@ def standard_input() -> anyio.AsyncFile[str]:
     return anyio.wrap_file(_WholeLines(sys.stdin.buffer, encoding="utf-8", errors="replace"))
 
 
-async def serve(agent: HostEndpoint) -> None:
+async def serve(agent: HostAgent) -> None:
     """Serve a client on standard input and output until it is gone; then end the session."""
     bell, news = Bell(), News()
     follower = Follower(agent, bell, news)
@@ -184,13 +184,13 @@ async def serve(agent: HostEndpoint) -> None:
         await _close(agent)
 
 
-async def _close(agent: HostEndpoint) -> None:
+async def _close(agent: HostAgent) -> None:
     with suppress(TimeoutError, TidingsError):
         async with asyncio.timeout(CLOSE_WITHIN):
             await agent.close()
 
 
-def _end_on_signals(agent: HostEndpoint) -> None:
+def _end_on_signals(agent: HostAgent) -> None:
     """The thread that reads standard input cannot be woken, so a signal ends the process itself."""
     loop = asyncio.get_running_loop()
     ending: list[asyncio.Task[None]] = []

@@ -1,6 +1,6 @@
 """The tools, one method each: their signatures are their schemas, their docstrings what a model reads.
 
-A tool asks the agent at the host (`HostEndpoint`) and turns its answer into a model and words. None of them catches
+A tool asks the agent at the host (`HostAgent`) and turns its answer into a model and words. None of them catches
 errors: `server.py` makes sentences of those in one place. Whoever sends without an `id` gets one here, so that a repeat
 after a lost answer is possible and harmless.
 """
@@ -17,11 +17,12 @@ import msgspec
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
-from tidings.client.host_endpoint import HostEndpoint
-from tidings.client.interface import Receipt
+from tidings.client.host_transport import HostAgent
 from tidings.client.message_json import Json, job_json, message_json
 from tidings.client.tasks import Job
+from tidings.client.transport import Receipt
 from tidings.contract.channels import ChannelRow
+from tidings.contract.host import HeldTaskRequest
 from tidings.errors import AuthRevoked, OutcomeUnknown, UnknownMessage, UnreachableError, UsageError
 from tidings.mcp import answers
 from tidings.mcp.advice import advice
@@ -64,7 +65,7 @@ Bytes = Annotated[int, Field(description="Bytes of text at most.", ge=1_000, le=
 class Tools:
     """The tools of one agent. `news` tells that mail arrived."""
 
-    def __init__(self, agent: HostEndpoint, news: News | None = None) -> None:
+    def __init__(self, agent: HostAgent, news: News | None = None) -> None:
         self.agent = agent
         self.news = news or News()
         self.receipts = Receipts()
@@ -74,13 +75,13 @@ class Tools:
 
     async def orient(self) -> Annotated[CallToolResult, answers.Orientation]:
         """Who you are here, what waits for you and what to do next. Call this first."""
-        unread = await self.agent.unread()
-        outbox = await self.agent.outbox(limit=COUNTED)
+        unread = await self.agent.transport.unread()
+        outbox = await self.agent.transport.outbox(limit=COUNTED)
         roster = await self.agent.who()
         channels, joined, access, notes = await self._of_the_space()
-        holds = await self.agent.held()
-        mine = [short(str(holds["id"]))] if holds and holds["mine"] else []
-        self.ids.shown([str(holds["id"])] if holds else [])
+        holds = (await self.agent.call(HeldTaskRequest())).held
+        mine = [short(holds.id)] if holds and holds.mine else []
+        self.ids.shown([holds.id] if holds else [])
         mine_known = [role for each in roster if each.id == self.agent.id for role in each.roles]
         roles = [on_a_line(str(role)) for role in access.get("roles") or mine_known]
         here = [each for each in roster if each.id != self.agent.id and each.online and roster.fresh]
@@ -237,9 +238,9 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.OutboxView]:
         """What became of what you sent: what has reached the space, what waits, what was refused and why."""
         if id is not None:
-            found = [await self.agent.outbox_row(await self.ids.message(id))]
+            found = [await self.agent.transport.outbox_row(await self.ids.message(id))]
         else:
-            found = await self.agent.outbox(limit=limit)
+            found = await self.agent.transport.outbox(limit=limit)
         self.ids.shown_rows(found)
         lines = list(map(answers.outbox_line, found))
         waiting = sum(map(answers.waits, found))
@@ -273,7 +274,7 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.InboxWindow]:
         """A window of your unread messages, direct ones first. They stay unread until you give back its receipt, with
         `acknowledge_inbox` or the next `read_inbox`; an answer you lost is shown again."""
-        acknowledged = await self.agent.mark_read(self.receipts.rows(acknowledge)) if acknowledge else 0
+        acknowledged = await self.agent.transport.mark_read(self.receipts.rows(acknowledge)) if acknowledge else 0
         window = await self.window(limit, max_bytes, wait)
         window.acknowledged = acknowledged
         return result(window, answers.window(window))
@@ -295,7 +296,7 @@ class Tools:
         until = asyncio.get_running_loop().time() + wait
         while True:
             news = self.news.next()
-            rows = await self.agent.inbox(unread=True, limit=limit, direct_first=True)
+            rows = await self.agent.transport.inbox(unread=True, limit=limit, direct_first=True)
             left = until - asyncio.get_running_loop().time()
             if rows or left <= 0:
                 return rows
@@ -307,7 +308,7 @@ class Tools:
         self, receipt: Annotated[str, Field(description="Receipt of a window of `read_inbox`.")]
     ) -> Annotated[CallToolResult, answers.Acknowledged]:
         """Mark the messages of one window as read, and only those. Their senders are told. Again changes nothing."""
-        number = await self.agent.mark_read(self.receipts.rows(receipt))
+        number = await self.agent.transport.mark_read(self.receipts.rows(receipt))
         return result(answers.Acknowledged(acknowledged=number), f"{answers.counted(number, 'message')} became read.")
 
     async def read_message(
@@ -318,10 +319,10 @@ class Tools:
         """One message of your inbox, read or not, or the request of your task: for those of which only the beginning
         was shown."""
         whole = await self.ids.message(id)
-        row = next((each for each in await self.agent.thread(whole) if each["id"] == whole), None)
+        row = next((each for each in await self.agent.transport.thread(whole) if each["id"] == whole), None)
         if row is None:
             try:
-                row = _request(await self.agent.claimed(whole))
+                row = _request(await self.agent.transport.claimed(whole))
             except UnknownMessage:
                 raise UnknownMessage(f"your inbox has no message {id[:64]!r}") from None
         self.ids.shown_rows([row])
@@ -338,7 +339,7 @@ class Tools:
     async def thread(self, message_id: str) -> answers.Messages:
         """What fits of a conversation in the inbox, oldest first: the message that was named, and the newest others."""
         whole = await self.ids.message(message_id)
-        rows = await self.agent.thread(whole)
+        rows = await self.agent.transport.thread(whole)
         if not rows:
             raise UnknownMessage(f"your inbox has nothing of a conversation {message_id[:64]!r}")
         self.ids.shown_rows(rows)
@@ -389,7 +390,7 @@ class Tools:
     ) -> Annotated[CallToolResult, answers.ClaimedTask]:
         """Take one task that waits for a role you hold. It is yours until `finish_task`, one at a time: claimed again,
         it is the same one. If this session ends first it goes to somebody else."""
-        job = await self.agent.claim(role, wait, take_over=take_over)
+        job = await self.agent.transport.claim(role, wait, take_over=take_over)
         if job is None:
             return await self._claimed_nothing(role)
         self.ids.shown([job.message.id])
@@ -407,11 +408,11 @@ class Tools:
         return result(claimed, in_words([request], opening, closing))
 
     async def _claimed_nothing(self, role: str) -> CallToolResult:
-        holds = await self.agent.held()
+        holds = (await self.agent.call(HeldTaskRequest())).held
         why = f"Nothing waits for the role {role}. Call it again with `wait` to be there when it does."
-        if holds and not holds["mine"]:
+        if holds and not holds.mine:
             why = answers.held_elsewhere(holds)
-        self.ids.shown([str(holds["id"])] if holds else [])
+        self.ids.shown([holds.id] if holds else [])
         return result(answers.ClaimedTask(id=None, role=role, why=why), why)
 
     async def finish_task(
@@ -426,7 +427,7 @@ class Tools:
         task = await self.ids.message(id)
         if outcome == "fail" and data is not None:
             raise UsageError("a task that failed has a reason, in `text`, and no `data`")
-        job, state = await self.agent.claimed(task), TaskStatus.DONE.value
+        job, state = await self.agent.transport.claimed(task), TaskStatus.DONE.value
         try:
             async with asyncio.timeout(SETTLED_WITHIN):
                 if outcome == "done":

@@ -17,8 +17,8 @@ from urllib.parse import quote
 from mcp.server.subscriptions import ResourceUpdated
 from mcp.server.subscriptions import ServerEvent as Change
 
-from tidings.client.host_endpoint import HostEndpoint
 from tidings.client.host_http import ServerEvent
+from tidings.client.host_transport import HostAgent
 from tidings.errors import TidingsError
 from tidings.mcp.ids import short
 from tidings.util.backoff import Backoff
@@ -83,7 +83,7 @@ class News:
 class Follower:
     """Reads the events of an agent until it is stopped. `news` hears of every message that may wake it."""
 
-    def __init__(self, agent: HostEndpoint, bell: Bell, news: News) -> None:
+    def __init__(self, agent: HostAgent, bell: Bell, news: News) -> None:
         self.agent, self.bell, self.news = agent, bell, news
         self._following: asyncio.Task[None] | None = None
         self._pending: set[str] = set()
@@ -99,8 +99,8 @@ class Follower:
         delays = RETRY.delays()
         while True:
             try:
-                after = await self.agent.newest_row() if after is None else after
-                async with aclosing(self.agent.follow(after)) as events:  # type: ignore[type-var]
+                after = await self.agent.transport.newest_row() if after is None else after
+                async with aclosing(self.agent.transport.follow(after)) as events:  # type: ignore[type-var]
                     async for event in events:
                         after, delays = event.row or after, RETRY.delays()
                         if event.kind == "notice" or (event.kind == "message" and event.data["wakes"]):
@@ -121,7 +121,7 @@ class Follower:
 
     async def _thread(self, message_id: str) -> set[str]:
         try:
-            rows = await self.agent.thread(message_id, starts=False)
+            rows = await self.agent.transport.thread(message_id, starts=False)
         except TidingsError:
             return set()
         answered = {str(row["reply_to"]) for row in rows if row["reply_to"]}

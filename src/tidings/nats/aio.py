@@ -326,7 +326,7 @@ class Connection:
         try:
             core = socket.core
             token = core.request(subject, payload, header_block(headers.items()) if headers else b"", waiter)
-            if len(core.waiting) == 1 and socket.is_idle:
+            if len(core.waiting) == 1 and not socket.due:
                 socket.flush()  # alone on the line: no need to wait for anybody's turn
             else:
                 socket.flush_soon()
@@ -452,7 +452,7 @@ class Connection:
             for subscription in self._subscriptions.values():
                 socket.core.subscribe(subscription.subject, subscription.sid, subscription.queue)
             welcome = socket.ping()
-            socket.hear()
+            socket.data_received(b"")
             await welcome
             if socket.error is not None:  # it went again in the very turn in which it was welcome
                 raise socket.error

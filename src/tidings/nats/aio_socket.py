@@ -49,7 +49,8 @@ class AioSocket(asyncio.Protocol):
         self.pongs: deque[asyncio.Future[None]] = deque()
         self.room: deque[asyncio.Future[None]] = deque()
         self.error: Exception | None = None
-        self.paused = self._due = False
+        #: something is written at the end of this turn
+        self.paused = self.due = False
         #: between INFO and the end of a TLS handshake nothing is heard: it would count as said inside
         self.deaf = False
 
@@ -60,18 +61,17 @@ class AioSocket(asyncio.Protocol):
         transport.set_write_buffer_limits(HIGH_WATER)
 
     def data_received(self, data: bytes) -> None:
-        self.core.feed(data)
-        self.hear()
-
-    def hear(self) -> None:
-        """Everything that came whole, up to a greeting."""
+        """Hears everything that came whole, up to a greeting. What came after that waits for another call."""
         core, subscriptions = self.core, self._subscriptions
+        core.feed(data)
         try:
             while self.error is None and not self.deaf and (event := core.next_event()) is not None:
                 if type(event) is not Msg:
                     self._take(event)
                 elif event.sid == ANSWERS:
-                    resolve(core.answered(event), event)
+                    waiter = core.answered(event)
+                    if waiter is not None and not waiter.done():
+                        waiter.set_result(event)
                 elif (subscription := subscriptions.get(event.sid)) is not None:
                     try:
                         subscription.handler(event)
@@ -137,22 +137,17 @@ class AioSocket(asyncio.Protocol):
     def flush_soon(self) -> None:
         if self.core.out_size > WRITE_NOW:
             self.flush()
-        elif not self._due:
-            self._due = True
+        elif not self.due:
+            self.due = True
             self.loop.call_soon(self._flush_due)
 
     def _flush_due(self) -> None:
-        self._due = False
+        self.due = False
         self.flush()
 
     def flush(self) -> None:
         if self.core.out_size and self.transport is not None and self.error is None:
             self.transport.write(self.core.take())
-
-    @property
-    def is_idle(self) -> bool:
-        """Is nobody else writing in this turn?"""
-        return not self._due
 
     def ping(self) -> asyncio.Future[None]:
         """A place in the queue of pongs; the server answers in order, so nobody ever leaves it."""

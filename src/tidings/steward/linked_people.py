@@ -41,7 +41,7 @@ from tidings.wire.link_exchange import (
     state,
 )
 from tidings.wire.names import check_agent_id, check_agent_name, check_role, covers_any, foreign_name, shown_space
-from tidings.wire.roster import Agent
+from tidings.wire.roster import AgentEntry
 from tidings.wire.rulings import Link
 from tidings.wire.signing import KeyPair
 
@@ -55,7 +55,7 @@ class Foreigner(NamedTuple):
     """An agent of a linked space."""
 
     link: str
-    row: Agent
+    row: AgentEntry
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class _Kept:
     """What was handed over of one link."""
 
     version: str = ""
-    people: dict[str, Agent] = field(default_factory=dict)
+    people: dict[str, AgentEntry] = field(default_factory=dict)
     #: keys that were agents there
     gone: frozenset[str] = frozenset()
     #: they get their mail, and nobody is shown them: the link is paused, or the other space tells nothing any more
@@ -74,7 +74,7 @@ class _Kept:
     #: a version that is being handed over, and how many of it were told; not all of them are taken
     staged: str = ""
     told: int = 0
-    rows: dict[str, Agent] = field(default_factory=dict)
+    rows: dict[str, AgentEntry] = field(default_factory=dict)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -106,10 +106,10 @@ class LinkedPeople:
         kept = self._kept[link]
         direct, tasks = record.passes_mail and kept.direct, record.passes_tasks and kept.tasks
         name = foreign_name(row.name, row.id, record.space, record.origin)
-        shown = Agent(id=row.id, name=name, roles=row.roles, direct=direct, space=record.origin, tasks=tasks)
+        shown = AgentEntry(id=row.id, name=name, roles=row.roles, direct=direct, space=record.origin, tasks=tasks)
         return Foreigner(link, shown)
 
-    def row(self, agent_id: str) -> Agent | None:
+    def row(self, agent_id: str) -> AgentEntry | None:
         """As agents here are shown it."""
         found = self.find(agent_id)
         return found.row if found is not None and not self._kept[found.link].hidden else None
@@ -201,7 +201,7 @@ class LinkedPeople:
         if kept.staged != version or kept.told != after or after + len(rows) > MOST_PEOPLE:
             raise UsageError(f"admission people: {kept.told} of this version are known; begin again from 0")
         refused = tuple(each.id for each in rows if self._is_elsewhere(each.id, link))
-        kept.rows |= {each.id: Agent(id=each.id, name=each.name, roles=each.roles) for each in rows}
+        kept.rows |= {each.id: AgentEntry(id=each.id, name=each.name, roles=each.roles) for each in rows}
         kept.told += len(rows)
         if not request.more:
             kept.hidden, kept.direct, kept.tasks = request.hidden, request.direct, request.tasks

@@ -45,7 +45,7 @@ from tidings.steward.requests import Idle
 from tidings.wire.message import check_message_id
 from tidings.wire.names import check_agent_id
 from tidings.wire.records import moment, seconds_of
-from tidings.wire.states import ReceiptStage
+from tidings.wire.states import ReceiptStage, has_reached
 
 #: in place of a reader, in the key of a channel message that no reader shows
 NOBODY = "void"
@@ -219,8 +219,8 @@ class ReceiptStore:
     # --- waiting ---
 
     async def wait(self, key: Key, stage: ReceiptStage, seconds: float) -> ReceiptStage | None:
-        """Until the message is at `stage` or beyond, or time is over; the stage it is at then."""
-        await self._until(lambda: reached(self.stage_of(key), stage), self._changed, key, key[0], seconds)
+        """Until the message is at `stage` or a final one, or time is over; the stage it is at then."""
+        await self._until(lambda: has_reached(self.stage_of(key), stage), self._changed, key, key[0], seconds)
         return self.stage_of(key)
 
     async def watch(self, sender: str, n: int, seconds: float) -> tuple[list[ReceiptNews], bool]:
@@ -308,10 +308,6 @@ class ReceiptStore:
             raise
 
 
-def reached(current: ReceiptStage | None, wanted: ReceiptStage) -> bool:
-    return current is not None and current.rank >= wanted.rank
-
-
 class ReceiptHandlers:
     """`ctl.receipt`: readers tell, senders ask or watch.
 
@@ -376,11 +372,11 @@ class ReceiptHandlers:
         receipts = self.receipts
         await receipts.ready()
         found = receipts.stage_of(key) or await self._stored_stage(request.seq, key)
-        if not reached(found, stage):
+        if not has_reached(found, stage):
             found = await receipts.wait(key, stage, _seconds(request)) or found
         life = receipts.lives.get(key)
         stages, why = (dict(life.stages), life.why) if life else ({}, "")
-        return WaitForReceiptAnswer(stage=found, reached=reached(found, stage), stages=stages, why=why)
+        return WaitForReceiptAnswer(stage=found, reached=has_reached(found, stage), stages=stages, why=why)
 
     async def _stored_stage(self, seq: int | None, key: Key) -> ReceiptStage:
         """`confirmed` if the record is where the caller says; without a place nothing is searched for."""

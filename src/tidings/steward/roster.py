@@ -15,7 +15,7 @@ import msgspec
 
 from tidings.contract.agents import BeatRequest
 from tidings.wire.records import moment
-from tidings.wire.roster import Agent
+from tidings.wire.roster import AgentEntry
 from tidings.wire.rulings import Access
 
 #: bytes of rows in one delta or page
@@ -65,11 +65,11 @@ class RosterTable:
     wanted: SequenceOf = lambda _owner: 0
     told: SequenceOf = lambda _owner: 0
     #: rows of agents of linked spaces, who have no access record here
-    elsewhere: Callable[[str], Agent | None] = lambda _key: None
+    elsewhere: Callable[[str], AgentEntry | None] = lambda _key: None
 
     def __post_init__(self) -> None:
         self._presence: dict[str, _Presence] = {}
-        self._told: dict[str, Agent] = {}
+        self._told: dict[str, AgentEntry] = {}
         #: ids of rows that a snapshot answered before a delta told them
         self._answered: set[str] = set()
         self._standing: dict[str, int] = {}
@@ -180,7 +180,7 @@ class RosterTable:
 
     # --- what is told ---
 
-    def row(self, owner: str) -> Agent | None:
+    def row(self, owner: str) -> AgentEntry | None:
         """The agent as others see it; None if it is not one, or no longer."""
         access = self.access(owner)
         if access is None:
@@ -189,7 +189,7 @@ class RosterTable:
             return None
         presence = self._presence.get(owner) or _Presence()
         said = presence.speaks()
-        row = Agent(
+        row = AgentEntry(
             id=owner,
             name=access.name,
             roles=access.roles,
@@ -215,7 +215,7 @@ class RosterTable:
     def has_news(self) -> bool:
         return bool(self._changed)
 
-    def news(self) -> tuple[list[Agent], list[str]]:
+    def news(self) -> tuple[list[AgentEntry], list[str]]:
         """Rows that differ from what was told, and ids that are gone. What is answered counts as told."""
         rows, gone = [], []
         for owner in sorted(self._changed):
@@ -232,10 +232,10 @@ class RosterTable:
         self._changed.clear()
         return rows, gone
 
-    def page(self, after: str = "", limit: int = PAGE_BYTES) -> tuple[list[Agent], bool]:
+    def page(self, after: str = "", limit: int = PAGE_BYTES) -> tuple[list[AgentEntry], bool]:
         """The first rows whose id sorts after `after`, of at most `limit` bytes; and whether there are more."""
         ids = self._ids()
-        found: list[Agent] = []
+        found: list[AgentEntry] = []
         used = 0
         for index in range(bisect_right(ids, after), len(ids)):
             if (row := self.row(ids[index])) is None:
@@ -253,7 +253,7 @@ class RosterTable:
             self._known, self._in_order = known, sorted(known)
         return self._in_order
 
-    def _as_answered(self, rows: list[Agent]) -> list[Agent]:
+    def _as_answered(self, rows: list[AgentEntry]) -> list[AgentEntry]:
         """Whoever is answered a row that no delta has told yet must hear when it is gone."""
         self._answered.update(row.id for row in rows if row.id not in self._told)
         return rows
@@ -267,9 +267,9 @@ class RosterTable:
         return self._presence.setdefault(owner, _Presence())
 
 
-def pages(rows: list[Agent], limit: int = PAGE_BYTES) -> list[list[Agent]]:
+def pages(rows: list[AgentEntry], limit: int = PAGE_BYTES) -> list[list[AgentEntry]]:
     """The rows in pages of at most `limit` bytes, at least one row each."""
-    found: list[list[Agent]] = []
+    found: list[list[AgentEntry]] = []
     used = 0
     for row in rows:
         size = _size(row)
@@ -281,5 +281,5 @@ def pages(rows: list[Agent], limit: int = PAGE_BYTES) -> list[list[Agent]]:
     return found
 
 
-def _size(row: Agent) -> int:
+def _size(row: AgentEntry) -> int:
     return len(msgspec.json.encode(row)) + 1

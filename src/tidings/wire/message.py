@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import msgspec
 import uuid_utils
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tidings.errors import MalformedMessage, TooLarge, UsageError
+from tidings.errors import MalformedMessage, TidingsError, TooLarge, UsageError
 from tidings.wire import strict_json
 
 #: UUIDv7 in lower-case canonical text, so that ids sort by the time they were made; one id has one spelling
@@ -206,6 +206,49 @@ def compose(
         context=context,
     )
     return _frozen(draft)
+
+
+class Draft(Struct, frozen=True):
+    """What a program wants to send: a message without a sender and with mentions by name."""
+
+    text: str | None = None
+    #: any JSON value; None is no data
+    data: Any = None
+    parts: Iterable[Part] = ()
+    mentions: Iterable[Mention | str] = ()
+    priority: Priority = "next"
+    reply_to: str | None = None
+    context: str | None = None
+    id: str | None = None
+    #: a direct message that only its reader can open
+    sealed: bool = True
+    #: seconds from now after which nobody may finish a task
+    deadline: float | None = None
+
+    def check(self) -> Self:
+        """Returns the draft. Raises UsageError if it is empty, or holds a value that programs pass by mistake."""
+        check_said(self.text, self.parts, self.mentions, more=self.data is not None)
+        return self
+
+    def compose(self, sender: Sender, mentions: Iterable[Mention] = (), terms: Iterable[Part] = ()) -> Message:
+        """Returns the message of this sender, with its mentions resolved. `terms`: parts of a task for the steward."""
+        extra = {} if self.data is None else {"data": self.data}
+        try:
+            return compose(
+                sender,
+                text=self.text,
+                parts=(*self.parts, *terms),
+                mentions=mentions,
+                priority=self.priority,
+                reply_to=self.reply_to,
+                context=self.context,
+                id=self.id,
+                **extra,
+            )
+        except TidingsError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"this cannot be sent: {error}") from error
 
 
 def around(message: Message, part: ExtensionPart) -> Message:

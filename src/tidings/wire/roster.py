@@ -51,9 +51,8 @@ class Attention(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
-    """A row of the roster. `last_seen` of somebody online is as old as the row; of somebody offline it is exact. The
-    status is `unknown` if the host saw the agent earlier and the space does not answer now."""
+class AgentEntry:
+    """A row of the roster. `last_seen` of somebody online is as old as the row; of somebody offline it is exact."""
 
     id: str
     name: str
@@ -127,7 +126,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
     boot: str
     n: Count
-    rows: tuple[Agent, ...] = ()
+    rows: tuple[AgentEntry, ...] = ()
     gone: tuple[str, ...] = ()
     head: Count = 0
     floor: Count = 0

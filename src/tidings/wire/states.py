@@ -33,8 +33,18 @@ _RANK = {
     ReceiptStage.UNDELIVERABLE: 3,
     ReceiptStage.VOID: 4,
 }
+#: nothing more becomes of a message that is at one of these
+FINAL_STAGES = (ReceiptStage.READ, ReceiptStage.EXPIRED, ReceiptStage.UNDELIVERABLE, ReceiptStage.VOID)
 #: what a reader may say; the rest is the steward's to say
 READER_STAGES = (ReceiptStage.DELIVERED, ReceiptStage.READ)
+
+
+def has_reached(stage: str | None, wanted: str) -> bool:
+    """Is a message at `stage` at `wanted` or beyond, or at a final stage? `stored`, in an outbox, precedes them all."""
+    if stage in FINAL_STAGES or stage == wanted:
+        return True
+    known = tuple(ReceiptStage)
+    return stage in known and wanted in known and ReceiptStage(stage).rank >= ReceiptStage(wanted).rank
 
 
 class TaskStatus(StrEnum):

@@ -87,7 +87,7 @@ def test_a_tab_loads_neither_the_client_nor_rich_tables(home: SpaceHome) -> None
     """What makes a TAB slow is what it imports."""
     script = (
         "import sys; from tidings.cli.main import main; main([]); "
-        "assert not {'nats', 'tidings.client.endpoint', 'rich.table'} & set(sys.modules), 'loaded too much'"
+        "assert not {'nats', 'tidings.client.direct_transport', 'rich.table'} & set(sys.modules), 'loaded too much'"
     )
     words = {"_TIDINGS_COMPLETE": "complete_bash", "COMP_WORDS": "tidings dm a", "COMP_CWORD": "2"}
     done = subprocess.run(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.client.incoming import level_of, wakes
+from tidings.client.intake import level_of, wakes
 from tidings.wire.message import Priority
 from tidings.wire.roster import Attention, Level, Mode
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.client.incoming import Events, Inbox, Incoming
-from tidings.client.intake import Intake
+from tidings.client.intake import Intake, LiveRecord, RecordOpener
 from tidings.client.live import LocalMembership, Memberships
 from tidings.client.read_state import ReadState
-from tidings.client.records import LiveRecord, RecordOpener
 from tidings.client.state_file import Journal, KeptAs
 from tidings.contract.channels import JoinAnswer
 from tidings.wire.message import Sender, compose

@@ -11,7 +11,7 @@ from tidings.client.message_json import message_json, read_message
 from tidings.errors import InvalidName
 from tidings.wire.message import Mention
 from tidings.wire.names import check_agent_name, foreign_name, shown_space
-from tidings.wire.roster import Agent
+from tidings.wire.roster import AgentEntry
 from tidings.wire.signing import KeyPair
 
 WEST = OtherSpace("west")
@@ -47,7 +47,7 @@ def test_what_does_not_fit_the_grammar_is_the_beginning_of_an_id() -> None:
 
 
 def test_a_local_agent_of_the_same_key_is_not_looked_up_and_nobody_is_asked() -> None:
-    local, cat = Agent(id=WEST.ada.id, name="zoe", roles=("boss",)), KeyPair.generate().id
+    local, cat = AgentEntry(id=WEST.ada.id, name="zoe", roles=("boss",)), KeyPair.generate().id
     directory = NameDirectory(None, {local.id: local}, {})  # type: ignore[arg-type]
     directory.connection = _Nobody()  # type: ignore[assignment]
     shown = directory.introduce(incoming(mentions=[Mention(cat, "cat"), Mention(local.id, "ada")]))

@@ -80,7 +80,7 @@ def test_a_state_file_knows_what_was_settled_and_not_what_was_in_hand(tmp_path: 
     seen = ReadState(tmp_path / "state")
     assert not seen.remembers
     for seq in range(10, 20):
-        seen.hold(seq, ("ada", str(seq)))
+        seen.deliver(seen.channel("general"), seq, ("ada", str(seq)), "")
         if seq != 15:
             seen.settle("general", seq, ("ada", str(seq)))
     seen.note_frames({"first": 3})
@@ -97,10 +97,10 @@ def test_a_state_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 
 
 def test_what_frames_bring_lowers_what_may_be_skipped_until_they_have(tmp_path: Path) -> None:
-    seen = ReadState(tmp_path / "state").channel("general")
+    memory = ReadState(tmp_path / "state")
+    seen = memory.channel("general")
     seen.leave_to_frames(start=100, head=150)
-    seen.see(160, contiguous=True)
-    seen.deliver(160)
+    memory.deliver(seen, 160, ("ada", "160"), "", contiguous=True)
     seen.settle(160)
     assert seen.settled_through == 100, "a live copy above says nothing of what frames still bring"
     seen.frames_reached(140)

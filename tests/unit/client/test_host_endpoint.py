@@ -11,11 +11,11 @@ import pytest
 
 from scripted_host import TASK, Found, ScriptedHost, ScriptedSessions, at, home_file, session_file
 from tidings.cli import mcp as command
-from tidings.client import host_endpoint_tasks
-from tidings.client.host_endpoint import HostEndpoint
+from tidings.client import host_tasks
 from tidings.client.host_http import Json
 from tidings.client.host_session import BorrowedSession
-from tidings.contract.host import InboxMessage
+from tidings.client.host_transport import HostAgent
+from tidings.contract.host import HeldTaskRequest, InboxMessage
 from tidings.errors import (
     BrokerUnreachable,
     ConflictError,
@@ -51,7 +51,7 @@ async def test_a_host_that_is_gone_is_looked_for_and_asked_again_in_the_same_ses
     host = answering(HostUnreachable("gone"))
     find, sessions = Found(host), ScriptedSessions()
     async with at(host, sessions, find) as agent:
-        assert await agent.unread() == {"session": 1}
+        assert await agent.transport.unread() == {"session": 1}
         assert (find.times, sessions.opened) == (2, 1)
 
 
@@ -60,7 +60,7 @@ async def test_a_host_that_stays_away_is_looked_for_once() -> None:
     find = Found(host)
     async with at(host, find=find) as agent:
         with pytest.raises(HostUnreachable, match="still"):
-            await agent.unread()
+            await agent.transport.unread()
         assert find.times == 2
 
 
@@ -69,7 +69,7 @@ async def test_two_calls_that_find_their_host_gone_look_for_it_once() -> None:
     find = Found(first)
     async with at(first, find=find) as agent:
         find.host = second
-        assert list(await asyncio.gather(agent.unread(), agent.unread())) == [{"session": 1}] * 2
+        assert list(await asyncio.gather(agent.transport.unread(), agent.transport.unread())) == [{"session": 1}] * 2
         assert (find.times, first.closed) == (2, True)
 
 
@@ -77,15 +77,15 @@ async def test_two_calls_that_find_their_host_gone_look_for_it_once() -> None:
 async def test_a_session_the_host_does_not_know_is_opened_anew(fails: list[Exception]) -> None:
     sessions = ScriptedSessions()
     async with at(answering(*fails), sessions) as agent:
-        assert await agent.unread() == {"session": 2}
-        assert await agent.unread() == {"session": 2}
+        assert await agent.transport.unread() == {"session": 2}
+        assert await agent.transport.unread() == {"session": 2}
         assert sessions.opened == 2
 
 
 async def test_two_calls_that_find_their_session_ended_open_one() -> None:
     host, sessions = answering(NoSession("ended"), NoSession("ended")), ScriptedSessions()
     async with at(host, sessions) as agent:
-        assert list(await asyncio.gather(agent.unread(), agent.unread())) == [{"session": 2}] * 2
+        assert list(await asyncio.gather(agent.transport.unread(), agent.transport.unread())) == [{"session": 2}] * 2
         assert sessions.opened == 2
 
 
@@ -97,10 +97,10 @@ async def test_neither_a_sign_of_life_nor_a_look_at_a_thread_starts_a_host_that_
     find, sessions = Found(host), ScriptedSessions()
     async with at(host, sessions, find) as agent:
         with pytest.raises(type(failed)):
-            await agent.held(starts=False)
+            await agent.transport.call(HeldTaskRequest(), starts=False)
         host.fails = [failed]
         with pytest.raises(type(failed)):
-            await agent.thread("m", starts=False)
+            await agent.transport.thread("m", starts=False)
         assert (find.times, sessions.opened) == (1, 1)
 
 
@@ -109,15 +109,15 @@ async def test_whoever_follows_never_starts_a_host_that_somebody_stopped() -> No
     find, sessions = Found(host), ScriptedSessions()
     async with at(host, sessions, find) as agent:
         with pytest.raises(HostUnreachable):
-            await agent.newest_row()
+            await agent.transport.newest_row()
         assert (find.times, sessions.opened) == (1, 1)
-        assert await agent.newest_row() == 2, "one that runs and forgot the session is asked for another"
+        assert await agent.transport.newest_row() == 2, "one that runs and forgot the session is asked for another"
         host.events = HostUnreachable("stopped")
         with pytest.raises(HostUnreachable):
-            await anext(agent.follow(0))
+            await anext(agent.transport.follow(0))
         assert (find.times, sessions.opened) == (1, 2)
         host.events = NoSession("ended")
-        assert [event async for event in agent.follow(0)] == [], "and it is followed again"
+        assert [event async for event in agent.transport.follow(0)] == [], "and it is followed again"
         assert (find.times, sessions.opened) == (1, 3)
 
 
@@ -125,7 +125,7 @@ async def test_an_outcome_that_is_not_known_is_not_asked_for_again() -> None:
     host = answering(OutcomeUnknown("perhaps"))
     async with at(host) as agent:
         with pytest.raises(OutcomeUnknown):
-            await agent.mark_read([1])
+            await agent.transport.mark_read([1])
         assert len(host.asked) == 1
 
 
@@ -154,7 +154,7 @@ async def test_a_borrowed_session_is_neither_ended_nor_replaced(tmp_path: Path) 
     host = answering(NoSession("ended"))
     async with at(host, BorrowedSession(path, holder="server")) as agent:
         with pytest.raises(NoSession, match=r"the session of this server has ended .*start it again"):
-            await agent.unread()
+            await agent.transport.unread()
     assert [asked for asked, _, _ in host.asked] == [UNREAD]
     assert path.exists()
 
@@ -192,7 +192,7 @@ async def test_a_call_that_never_ends_does_not_keep_its_caller() -> None:
     host = ScriptedHost()
     host.answers[UNREAD] = host.never
     async with at(host) as agent:
-        asking = asyncio.create_task(agent.unread())
+        asking = asyncio.create_task(agent.transport.unread())
         await eventually(lambda: host.waiting, what="it is asked")
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -203,7 +203,7 @@ async def test_a_call_that_never_ends_does_not_keep_its_caller() -> None:
 # --- tasks ---
 
 
-async def claimed(host: ScriptedHost, agent: HostEndpoint) -> Any:
+async def claimed(host: ScriptedHost, agent: HostAgent) -> Any:
     host.answers |= CLAIMS
     job = await agent.claim("reviewer")
     assert job is not None
@@ -211,7 +211,7 @@ async def claimed(host: ScriptedHost, agent: HostEndpoint) -> Any:
 
 
 def every(seconds: float, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(host_endpoint_tasks, "QUIET_SIGN_EVERY", seconds)
+    patch.setattr(host_tasks, "QUIET_SIGN_EVERY", seconds)
 
 
 async def test_signs_of_life_are_given_while_a_task_is_held_and_end_when_it_was_given_back(
@@ -224,13 +224,13 @@ async def test_signs_of_life_are_given_while_a_task_is_held_and_end_when_it_was_
         lost: list[Exception] = []
         agent.on("error", lost.append)
         await eventually(lambda: len(host.asked_for("task held")) >= 3, what="several signs of life")
-        assert (job.lost, await agent.claimed(TASK["id"])) == (None, job)
+        assert (job.lost, await agent.transport.claimed(TASK["id"])) == (None, job)
         host.answers["task held"] = {"held": None}
         await eventually(lambda: job.lost, what="it knows that the host gave it back")
         signs = len(host.asked_for("task held"))
         assert [type(each) for each in lost] == [ConflictError]
         with pytest.raises(UnknownMessage, match="holds no task"):
-            await agent.claimed(TASK["id"])
+            await agent.transport.claimed(TASK["id"])
         await asyncio.sleep(0.05)
         assert len(host.asked_for("task held")) == signs + 1, "no sign of life for what is lost"
 
@@ -263,7 +263,7 @@ async def test_a_task_that_comes_for_a_call_that_was_given_up_goes_back() -> Non
         assert host.asked_for(FAIL) == [{"id": TASK["id"], "reason": "the call that claimed it was given up"}]
 
 
-async def give_up_claiming(host: ScriptedHost, agent: HostEndpoint) -> None:
+async def give_up_claiming(host: ScriptedHost, agent: HostAgent) -> None:
     host.answers |= {"task claim": host.never, "task held": HELD}
     before = host.waiting
     claiming = asyncio.create_task(agent.claim("reviewer", 30))
@@ -300,18 +300,18 @@ async def test_a_task_that_was_given_back_and_came_again_is_another_job() -> Non
         assert second is not None
         assert (second.attempt, second.lost) == (2, None)
         assert "claimed anew" in first.lost
-        assert await agent.claimed(TASK["id"]) is second
+        assert await agent.transport.claimed(TASK["id"]) is second
 
 
 async def test_what_an_earlier_program_of_the_session_claimed_can_be_finished() -> None:
     host = ScriptedHost()
     host.answers |= CLAIMS
     async with at(host) as agent:
-        await (await agent.claimed(TASK["id"])).done("it is")
+        await (await agent.transport.claimed(TASK["id"])).done("it is")
         assert host.asked_for(DONE) == [{"id": TASK["id"], "text": "it is"}]
         host.answers["task held"] = {"held": TASK | {"mine": False}}
         with pytest.raises(UnknownMessage, match="holds no task"):
-            await agent.claimed(TASK["id"])
+            await agent.transport.claimed(TASK["id"])
 
 
 @pytest.mark.parametrize("refused", [ConflictError("late"), DeniedError("not you"), UnknownMessage("which?")])

@@ -26,7 +26,7 @@ from tidings.host.directory import Seen
 from tidings.wire import signing
 from tidings.wire.envelope import Received, open_record
 from tidings.wire.message import ArtifactPart, DataPart, ExtensionPart, Mention, TextPart, new_id
-from tidings.wire.roster import Agent
+from tidings.wire.roster import AgentEntry
 from tidings.wire.seal import open_sealed
 from tidings.wire.signing import ACCOUNT, KeyPair
 from tidings.wire.subjects import Subjects
@@ -37,13 +37,13 @@ SUBJECTS = Subjects("main")
 ADA = Identity("ada", KEYS["ada"], SUBJECTS, SPACE, "", "nats://127.0.0.1:1", Path("none"), is_bundle=False)
 
 
-def seen(rows: Iterable[Agent], unheard: Mapping[str, str] | None = None) -> Seen:
+def seen(rows: Iterable[AgentEntry], unheard: Mapping[str, str] | None = None) -> Seen:
     """A directory that last saw these."""
     return Seen(known=tuple(rows), unheard=unheard or {})
 
 
 ROLES = {"ada": ("writer", "planner"), "bob": ("reviewer",)}
-DIRECTORY = seen(Agent(id=key.id, name=name, roles=ROLES.get(name, ())) for name, key in KEYS.items())
+DIRECTORY = seen(AgentEntry(id=key.id, name=name, roles=ROLES.get(name, ())) for name, key in KEYS.items())
 NOBODY = seen(())
 
 
@@ -115,10 +115,10 @@ def test_a_name_is_resolved_by_the_rules_and_in_the_words_of_the_roster() -> Non
 def test_an_agent_of_a_linked_space_is_written_to_only_where_direct_messages_pass(by: str) -> None:
     key = KeyPair.generate().id
     named = "bob@acme" if by == "name" else key
-    here = Agent(id=key, name="bob@acme", direct=False)
+    here = AgentEntry(id=key, name="bob@acme", direct=False)
     with pytest.raises(DeniedError, match="bob@acme cannot be written to: the link with acme passes no"):
         composed(seen([*DIRECTORY.known, here]), agent=named, text="hello")
-    passes = Agent(id=key, name="bob@acme", direct=True)
+    passes = AgentEntry(id=key, name="bob@acme", direct=True)
     assert composed(seen([*DIRECTORY.known, passes]), agent=named, text="hello").prepared.destination == key
     assert composed(seen([*DIRECTORY.known, here]), channel="general", text="hello", mentions=["bob@acme"])
 

@@ -569,14 +569,14 @@ async def test_a_horizon_is_measured_from_the_confirmation_of_each_row(store: Ou
 
 
 def test_an_outlet_answers_only_for_the_run_of_the_broker_that_the_outbox_has_met() -> None:
-    connected = SimpleNamespace(incarnation="run 1")
+    connected = SimpleNamespace(transport=SimpleNamespace(incarnation="run 1"))
     outlet = SessionPublisher(cast("AgentSession", SimpleNamespace(endpoint=connected, agent="ada", space="main")))
     with pytest.raises(Reconnecting):
         _ = outlet.incarnation
     outlet.met = "run 1"
     assert outlet.incarnation == "run 1"
     for now in ("run 2", None):
-        connected.incarnation = now
+        connected.transport.incarnation = now
         with pytest.raises(Reconnecting):
             _ = outlet.incarnation
 

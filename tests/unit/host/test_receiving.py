@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from tidings.client.endpoint import Endpoint
+from tidings.client.direct_transport import DirectAgent
 from tidings.client.notices import Notice
 from tidings.errors import StoreBroken, StoreError, StoreFull
 from tidings.host.inbox import InboxStore
@@ -27,7 +27,7 @@ async def test_a_receiver_that_ends_as_it_begins_leaves_nothing_behind() -> None
         on_failed=lambda: None,
     )
     with warnings.catch_warnings(record=True) as told:
-        await receiver.begin(cast("Endpoint", SimpleNamespace(intake=SimpleNamespace())))
+        await receiver.begin(cast("DirectAgent", SimpleNamespace(transport=SimpleNamespace(intake=SimpleNamespace()))))
         await receiver.end()
         gc.collect()
     assert not told

@@ -11,7 +11,7 @@ from tidings.client.directory import resolve_among
 from tidings.contract.agents import BeatRequest
 from tidings.errors import AmbiguousPeer, UnknownPeer, UsageError
 from tidings.steward.roster import SESSIONS_KEPT, RosterTable, pages
-from tidings.wire.roster import Agent, Attention, Delta, open_delta, sign_delta
+from tidings.wire.roster import AgentEntry, Attention, Delta, open_delta, sign_delta
 from tidings.wire.rulings import Access
 from tidings.wire.signing import KeyPair
 from tidings.wire.subjects import Subjects
@@ -42,7 +42,7 @@ class Clock:
             now += step
             self.table.sweep(now)
 
-    def row(self, owner: str = ADA) -> Agent:
+    def row(self, owner: str = ADA) -> AgentEntry:
         row = self.table.row(owner)
         assert row is not None
         return row
@@ -222,7 +222,7 @@ def test_after_a_restart_the_session_that_won_wins_whoever_asks_first(order: lis
 
 
 def test_pages_keep_every_row_in_order_and_bounded() -> None:
-    rows = [Agent(id=f"U{n:03}", name=f"agent{n}") for n in range(50)]
+    rows = [AgentEntry(id=f"U{n:03}", name=f"agent{n}") for n in range(50)]
     found = pages(rows, limit=1000)
     assert [row for page in found for row in page] == rows
     assert all(len(msgspec.json.encode(page)) <= 1002 for page in found)
@@ -240,7 +240,7 @@ def test_a_snapshot_looks_at_each_row_once_however_many_pages_it_has() -> None:
 
     table = RosterTable(access_of, ttl=25)
     table.admit([*access, "UGONE"])
-    found: list[Agent] = []
+    found: list[AgentEntry] = []
     more, count = True, 0
     while more:
         page, more = table.page(found[-1].id if found else "", limit=1000)
@@ -287,7 +287,7 @@ def opened(delta: Delta, *, subject: str = MAIN.live_roster, key: str = KEY.id, 
 
 
 def test_a_delta_is_opened_only_with_the_right_subject_key_and_bytes() -> None:
-    delta = Delta(boot="b", n=3, rows=(Agent(id=ADA, name="ada", status="idle", attention="open"),), gone=(BOB,))
+    delta = Delta(boot="b", n=3, rows=(AgentEntry(id=ADA, name="ada", status="idle", attention="open"),), gone=(BOB,))
     assert opened(delta) == delta
     assert opened(delta, subject="td.main.live.rosters") == "wrong_subject"
     assert opened(delta, key=KeyPair.generate().id) == "signature"
@@ -304,7 +304,7 @@ def test_junk_is_never_a_delta(payload: bytes, signature: str) -> None:
 
 # --- names ---
 
-PEERS = [Agent(id="U1", name="bob"), Agent(id="U2", name="Bob"), Agent(id="U3", name="Carol")]
+PEERS = [AgentEntry(id="U1", name="bob"), AgentEntry(id="U2", name="Bob"), AgentEntry(id="U3", name="Carol")]
 
 
 def test_an_id_or_an_exact_name_is_one_agent() -> None:

@@ -20,7 +20,7 @@ from tidings.admin.home import SpaceHome
 from tidings.admin.link_peers import LinkPeers, PeerAccess
 from tidings.admin.linking import Linker
 from tidings.client.connect import connect_directly
-from tidings.client.endpoint import Endpoint
+from tidings.client.direct_transport import DirectAgent
 from tidings.contract.link_worker import LinkEvent, RepairFailed
 from tidings.errors import WireError
 from tidings.links import link_store as books
@@ -96,7 +96,7 @@ class LinkStage:
     main: RealSpace
     peer: HostilePeer
     worker: ObservedWorker
-    reader: Endpoint
+    reader: DirectAgent
     #: the worker's user at acme's broker
     user: str
     #: acme's user at main's broker, as it would be on acme's machine

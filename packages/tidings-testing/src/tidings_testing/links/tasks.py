@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tidings.client.connect import connect_directly
-from tidings.client.endpoint import Endpoint
+from tidings.client.direct_transport import DirectAgent
 from tidings.contract.links import LinkTasksRequest
 from tidings.errors import TidingsError
 from tidings.wire import message as wire_message
@@ -35,7 +35,7 @@ WITHIN = 1.5
 
 
 @asynccontextmanager
-async def _open(stage: LinkStage) -> AsyncIterator[Endpoint]:
+async def _open(stage: LinkStage) -> AsyncIterator[DirectAgent]:
     """Both spaces let tasks and rosters pass while this lasts; the agent that holds a role here."""
     peer = stage.peer
     if not stage.main.home.agent_creds(REVIEWER).exists():
@@ -59,7 +59,7 @@ async def _known(stage: LinkStage) -> bool:
     return any(each.name == "mallory@acme" and each.tasks for each in await stage.reader.who())
 
 
-async def _done(stage: LinkStage, reviewer: Endpoint) -> str:
+async def _done(stage: LinkStage, reviewer: DirectAgent) -> str:
     """The next task that the reviewer gets; it is done."""
     until = asyncio.get_running_loop().time() + 10
     while asyncio.get_running_loop().time() < until:

@@ -1,6 +1,4 @@
-"""An agent through the host of this machine: the interface of `Endpoint`, with an outbox and an inbox on disk.
-
-    async with tidings.connect("main", name="ada", via="host") as ada: ...
+"""The transport of `tidings.connect(via="host")`: through the host of this machine, with its outbox and inbox on disk.
 
 What is sent is `stored` at once and leaves by itself; what came is in the inbox until it is read, whether or not a
 program ran. A request is one exchange over a connection that is kept. A session that the host forgot is opened anew
@@ -11,29 +9,27 @@ sends carry their ids. What nobody asked for, such as following and signs of lif
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from msgspec.structs import asdict
 
-from tidings.client.host_endpoint_tasks import EARLY_PAUSE, LONG_POLL, HostTasks
+from tidings.client.agent import Agent
 from tidings.client.host_http import HostClient, Json, ServerEvent, json_value
 from tidings.client.host_session import SessionFile, SessionSource
-from tidings.client.incoming import Events, Inbox, Incoming, Past
-from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left, Receipt
-from tidings.client.message_json import read_message, to_json
+from tidings.client.host_tasks import CALL_PATIENCE, SILENCE, HostTasks
+from tidings.client.incoming import Events, Inbox, Past
+from tidings.client.message_json import read_message, read_result, to_json
 from tidings.client.notices import Notice
-from tidings.client.redelivery import Retry
-from tidings.client.tasks import Job, TaskResult, TaskTicket
+from tidings.client.redelivery import Retry, UnreadRows
+from tidings.client.tasks import Job, TaskResult
+from tidings.client.transport import Addressee, Agents, Joined, Left, Receipt, Transport
 from tidings.contract import host as contract
 from tidings.contract.core import Request
 from tidings.contract.host import HostTrace
 from tidings.errors import (
     ERRORS_BY_CODE,
-    ConnectionLost,
     HostBusy,
     HostUnreachable,
     NoSession,
@@ -46,10 +42,8 @@ from tidings.errors import (
 )
 from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
-from tidings.wire.message import check_list, new_id, write_parts
-from tidings.wire.names import unmarked
+from tidings.wire.message import Draft, new_id, write_parts
 from tidings.wire.roster import Status
-from tidings.wire.states import ReceiptStage
 
 A = TypeVar("A")
 #: messages of a page of the inbox, and of a channel's past
@@ -57,10 +51,12 @@ PAGE, HISTORY_PAGE = contract.MAX_ROWS, contract.MAX_HISTORY
 RETRY = Backoff(0.1, 2.0)
 #: seconds for what a program was done with to reach the host when it closes
 CLOSE_PATIENCE = 2.0
+#: states of a row of the outbox that has not left
+WAITING = ("pending", "inflight")
 
 
-class HostEndpoint(AgentInterface):
-    """One agent at the host. Made by `tidings.connect(via="host")`."""
+class HostTransport(Transport):
+    """One agent's session at the host."""
 
     via = "host"
 
@@ -69,27 +65,22 @@ class HostEndpoint(AgentInterface):
         find_host: Callable[[], Awaitable[HostClient]],
         source: SessionSource,
         *,
-        channels: Sequence[str] = (),
         inbox: int = 512,
         retry: Retry | None = None,
     ) -> None:
-        check_list(channels, "channels", "'general'")
         self._find, self._source = find_host, source
-        self._boot_channels = tuple(channels)
-        self._retry = retry or Retry()
         #: over looking for the host and opening a session: calls that fail together do it once
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
         self._closed = False
         self._following: asyncio.Task[None] | None = None
         self._tasks = HostTasks(self)
-        #: row -> when it is handed out again
-        self._returns: dict[int, asyncio.TimerHandle] = {}
         #: rows that are settled, and of which the host has not heard
         self._unmarked: set[int] = set()
         self._connection_told: str | None = None
-        self.inbox_queue = Inbox(inbox)
+        self.queue = Inbox(inbox)
         self.events = Events()
+        self._unread = UnreadRows(self.queue, self.events, retry or Retry(), self._mark_soon)
 
     @property
     def id(self) -> str:
@@ -109,12 +100,6 @@ class HostEndpoint(AgentInterface):
         self.host = await self._find()
         try:
             self.session = await self._source.obtain(self.host, None)
-            try:
-                for channel in dict.fromkeys(self._boot_channels):
-                    await self.join(channel)
-            except BaseException:
-                await self._end_own_session()  # else the host would go on receiving for a program that gave up
-                raise
         except BaseException:
             self.host.close()
             raise
@@ -127,13 +112,12 @@ class HostEndpoint(AgentInterface):
                 return
             self._closed = True
             await end_tasks([self._following])
-            for each in self._returns.values():
-                each.cancel()
+            self._unread.close()
             with suppress(TidingsError, TimeoutError):
                 async with asyncio.timeout(CLOSE_PATIENCE):
                     await self._mark_late()
             await self._tasks.close()
-            self.inbox_queue.close(asyncio.CancelledError())
+            self.queue.close(asyncio.CancelledError())
             await self._end_own_session()
             self.host.close()
 
@@ -147,26 +131,17 @@ class HostEndpoint(AgentInterface):
         killed before it could would take this token again."""
         return (await self.host.call(contract.EndSessionRequest(), token=self.session.token)).written
 
-    def on(self, event: str, callback: Callable[[Any], Any]) -> None:
-        """As `Endpoint.on`; `message`, `notice`, `connection`, `superseded` and `error` are heard while it receives."""
-        self.events.on(event, callback)
-
     # --- asking ---
 
-    async def ask_host(
-        self,
-        request: Request[A],
-        *,
-        starts: bool = True,
-        op: str | None = None,
-        wait: float = 0.0,
-        timeout: float | None = None,
+    async def call(
+        self, request: Request[A], /, *, op: str | None = None, timeout: float = CALL_PATIENCE, starts: bool = True
     ) -> A:
-        """Sends one request in this agent's session. `starts`: a host that is gone is looked for, and asked once more.
-        `op`, `wait`, `timeout`: as `HostClient.call` has them."""
+        """Sends one request in this agent's session: an operation of the host, or one that it forwards to the steward.
+        `starts`: a host that is gone is looked for, and asked once more."""
+        wait = max(0.0, timeout - CALL_PATIENCE)
 
         async def once(session: SessionFile) -> A:
-            return await self.host.call(request, token=session.token, op=op, wait=wait, timeout=timeout)
+            return await self.host.call(request, token=session.token, op=op, wait=wait)
 
         session, host = self.session, self.host
         try:
@@ -198,30 +173,15 @@ class HostEndpoint(AgentInterface):
                 self.session = await self._source.obtain(self.host, stale)
             return self.session
 
-    async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 0.0) -> A:
-        return await self.ask_host(request, op=op, wait=timeout)
-
-    async def me(self) -> Json:
-        """session, space, space_id, agent, name, receive, program, and `health` of the agent's connection."""
-        return to_json(await self.ask_host(contract.ShowSessionRequest()))
-
     # --- sending ---
 
-    async def _send(self, channel: str, draft: Draft, timeout: float) -> Receipt:
-        return await self._hand_over({"channel": channel}, draft, timeout)
-
-    async def _dm(self, to: str, draft: Draft, timeout: float) -> Receipt:
-        if not draft.sealed:
-            raise UsageError("the host seals every direct message: connect with via='direct' to send one unsealed")
-        return await self._hand_over({"agent": to}, draft, timeout)
-
-    async def _ask(self, role: str, draft: Draft, timeout: float) -> TaskTicket:
-        return TaskTicket(await self._hand_over({"role": role}, draft, timeout), role, self._tasks)
-
-    async def _hand_over(self, destination: Json, draft: Draft, timeout: float) -> Receipt:
+    async def send(self, addressee: Addressee, to: str, draft: Draft, timeout: float) -> Receipt:
         """The host answers once it is on disk, and waits `timeout` seconds for the space, unless that is known to be
         away. Asked again under the same id it is the same message."""
+        if addressee == "agent" and not draft.sealed:
+            raise UsageError("the host seals every direct message: connect with via='direct' to send one unsealed")
         mid = draft.id or new_id()
+        destination: Json = {addressee: to}
         request = contract.SendRequest(
             **destination,
             text=draft.text,
@@ -235,7 +195,7 @@ class HostEndpoint(AgentInterface):
             id=mid,
             wait=timeout,
         )
-        found = await self._insisting(mid, lambda: self.ask_host(request))
+        found = await self._insisting(mid, lambda: self.call(request))
         if found.state in ("dead", "cancelled"):
             why = found.why or f"it is {found.state}"
             raise ERRORS_BY_CODE.get(str(found.code), TidingsError)(f"message {mid} was not sent: {why}")
@@ -254,24 +214,11 @@ class HostEndpoint(AgentInterface):
         except (OutcomeUnknown, HostUnreachable) as error:
             raise _in_doubt(mid, error) from error
 
-    async def receipt(
-        self,
-        sent: Receipt | str,
-        stage: str = ReceiptStage.DELIVERED,
-        *,
-        timeout: float = 30.0,
-        to: str | None = None,  # noqa: ARG002  the outbox knows it
-    ) -> Receipt:
+    async def receipt(self, sent: Receipt | str, stage: str, to: str | None, wait: float) -> Receipt:  # noqa: ARG002
+        """`to` is known to the outbox."""
         mid = sent if isinstance(sent, str) else sent.id
-        until = time.monotonic() + timeout
-        while True:
-            left = max(0.0, min(LONG_POLL, until - time.monotonic()))
-            found = await self.ask_host(contract.MessageReceiptRequest(mid, stage, left))  # type: ignore[arg-type]
-            reached = Receipt(mid, found.seq or 0, found.stage, to=found.to, why=found.why)
-            if found.stage in (stage, ReceiptStage.READ, ReceiptStage.VOID) or time.monotonic() >= until:
-                return reached
-            # It has not left, so there is nobody to ask yet, or too many wait at the steward already.
-            await asyncio.sleep(min(left, EARLY_PAUSE))
+        found = await self.call(contract.MessageReceiptRequest(mid, stage, wait))  # type: ignore[arg-type]
+        return Receipt(mid, found.seq or 0, found.stage, to=found.to, why=found.why)
 
     # --- the outbox ---
 
@@ -281,7 +228,7 @@ class HostEndpoint(AgentInterface):
         while len(rows) < limit:
             wanted = min(PAGE, limit - len(rows))
             states = tuple(state.split(",")) if state else ()
-            page = (await self.ask_host(contract.ListOutboxRequest(states, wanted, before))).rows  # type: ignore[arg-type]
+            page = (await self.call(contract.ListOutboxRequest(states, wanted, before))).rows  # type: ignore[arg-type]
             rows += map(to_json, page)
             if len(page) < wanted:
                 break
@@ -290,15 +237,7 @@ class HostEndpoint(AgentInterface):
 
     async def outbox_row(self, message_id: str) -> Json:
         """One row, with `chain`: what it replaced and what replaced it."""
-        return to_json(await self.ask_host(contract.ShowOutboxRequest(message_id)))
-
-    async def requeue(self, message_id: str) -> Json:
-        """Send again, under a new id, what is dead or was cancelled; the new row."""
-        return to_json(await self.ask_host(contract.RequeueRequest(message_id)))
-
-    async def cancel(self, message_id: str) -> Json:
-        """Do not send it, if it has not left; the row as it is then."""
-        return to_json(await self.ask_host(contract.CancelRequest(message_id)))
+        return to_json(await self.call(contract.ShowOutboxRequest(message_id)))
 
     # --- the inbox ---
 
@@ -333,49 +272,28 @@ class HostEndpoint(AgentInterface):
             search=search,
             wait=wait,
         )
-        return [to_json(each) for each in (await self.ask_host(request, starts=starts)).messages]
+        return [to_json(each) for each in (await self.call(request, starts=starts)).messages]
 
     async def unread(self) -> dict[str, int]:
         """How many unread rows: `direct`, `channel` and `notice`."""
-        return (await self.ask_host(contract.UnreadCountsRequest())).unread
-
-    async def quarantine(self, after: int = 0) -> list[Json]:
-        """What came and could not be opened: row, reason, size, how it begins, when it was received."""
-        return [to_json(each) for each in (await self.ask_host(contract.QuarantinedMailRequest(after))).quarantine]
-
-    async def take_back(self) -> None:
-        """Let the host receive this agent's mail again, if a program elsewhere has since it began."""
-        await self.ask_host(contract.ReceiveHereRequest())
+        return (await self.call(contract.UnreadCountsRequest())).unread
 
     async def mark_read(self, rows: Sequence[int]) -> int:
         """How many of these became read now."""
-        return (await self.ask_host(contract.MarkReadRequest(tuple(rows)))).read
-
-    async def delete(self, rows: Sequence[int]) -> int:
-        """How many of these lost their content now. That they came stays, so none comes again."""
-        return (await self.ask_host(contract.DeleteMailRequest(tuple(rows)))).deleted
+        return (await self.call(contract.MarkReadRequest(tuple(rows)))).read
 
     async def thread(self, message_id: str, *, starts: bool = True) -> list[Json]:
-        return [
-            to_json(each) for each in (await self.ask_host(contract.ThreadRequest(message_id), starts=starts)).messages
-        ]
-
-    async def ids_ending(self, ending: str) -> list[str]:
-        """Whole ids of messages this agent was sent or sent, by how they end."""
-        return list((await self.ask_host(contract.MessageIdsRequest(ending))).ids)
+        return [to_json(each) for each in (await self.call(contract.ThreadRequest(message_id), starts=starts)).messages]
 
     async def newest_row(self) -> int:
         """Asked by whoever follows, for ever: no host is started for it."""
-        found = await self._of_a_running_host(lambda: self.inbox(newest=True, limit=1, starts=False))
-        return int(found[-1]["row"]) if found else 0
-
-    async def _of_a_running_host(self, ask: Callable[[], Awaitable[list[Json]]]) -> list[Json]:
         session = self.session
         try:
-            return await ask()
+            found = await self.inbox(newest=True, limit=1, starts=False)
         except NoSession:
             await self._renewed(session)
-            return await ask()
+            found = await self.inbox(newest=True, limit=1, starts=False)
+        return int(found[-1]["row"]) if found else 0
 
     async def follow(self, after: int | None) -> AsyncIterator[ServerEvent]:
         """Rows behind `after` (None: those that come from now on), then each as it comes, and states of the connection.
@@ -404,19 +322,7 @@ class HostEndpoint(AgentInterface):
 
     # --- receiving as a program does ---
 
-    def messages(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
-        self._receive()
-        return self.inbox_queue.iterate(manual_ack=manual_ack)
-
-    async def next_message(self, timeout: float | None = None) -> Incoming:
-        self._receive()
-        async with asyncio.timeout(timeout):
-            incoming = await self.inbox_queue.get()
-        if incoming is None:
-            raise ConnectionLost("this endpoint is closed")
-        return incoming
-
-    def _receive(self) -> None:
+    async def receive(self) -> None:
         if not self.session.receive:
             raise UsageError("this session does not receive: connect with receive=True")
         if self._following is None:
@@ -427,7 +333,7 @@ class HostEndpoint(AgentInterface):
         try:
             await self._follow_inbox()
         except Exception as error:  # noqa: BLE001  boundary: raised again where messages are waited for
-            self.inbox_queue.close(error)
+            self.queue.close(error)
 
     async def _follow_inbox(self) -> None:
         """What is unread, then what comes. A host that goes away is waited for, and it goes on where it was."""
@@ -458,41 +364,21 @@ class HostEndpoint(AgentInterface):
             await asyncio.sleep(next(delays))
 
     async def _take(self, row: Json) -> None:
-        await self.inbox_queue.wait_for_room()
+        await self.queue.wait_for_room()
         try:
             if row["kind"] != "notice":
-                self._hand_out(int(row["row"]), read_message(row), attempt=1)
+                self._unread.hand_out(int(row["row"]), read_message(row))
             elif self.events.is_heard("notice"):
                 self.events.emit("notice", Notice(**(row["notice"] | {"text": row["text"]})))
                 await self.mark_read([row["row"]])
         except (WireError, LookupError, TypeError, ValueError) as error:  # of a newer host; it stays unread there
             self.events.emit("error", UsageError(f"row {row.get('row')} of the inbox cannot be read here: {error}"))
 
-    def _hand_out(self, row: int, incoming: Incoming, attempt: int) -> None:
-        self._returns.pop(row, None)
-        incoming.durable, incoming.attempt = True, attempt
-
-        async def settle() -> None:
-            """A host that is away hears of it when it is back: what the program is done with does not end its loop."""
-            self._unmarked.add(row)
-            with suppress(UnreachableError, OutcomeUnknown, HostBusy, StoreError):
-                await self._mark_late()
-
-        async def keep() -> None:
-            """It stays unread in the inbox, which is where it is kept."""
-
-        async def give_back(returned: Incoming, delay: float | None, _error: str) -> None:
-            """Handed out again after a pause; what was tried too often stays unread."""
-            if self._retry.is_over(attempt):
-                return
-            again = replace(returned, redelivered=True, _settled=False, _returned=False)
-            pause = self._retry.pause(attempt) if delay is None else delay
-            loop = asyncio.get_running_loop()
-            self._returns[row] = loop.call_later(pause, self._hand_out, row, again, attempt + 1)
-
-        incoming._settle, incoming._keep, incoming._nak = settle, keep, give_back
-        self.inbox_queue.put(incoming)
-        self.events.emit("message", incoming)
+    async def _mark_soon(self, row: int) -> None:
+        """A host that is away hears of it when it is back: what the program is done with does not end its loop."""
+        self._unmarked.add(row)
+        with suppress(UnreachableError, OutcomeUnknown, HostBusy, StoreError):
+            await self._mark_late()
 
     async def _mark_late(self) -> None:
         """What is settled, also while the host was away. Marking twice does no harm."""
@@ -509,21 +395,21 @@ class HostEndpoint(AgentInterface):
 
     # --- the space ---
 
-    async def join(self, channel: str, *, backfill: int = 0) -> Joined:
+    async def join(self, channel: str, backfill: int) -> Joined:
         if backfill:
             raise UsageError("the inbox of the host takes no past: ask for `history` after joining")
-        found = await self.ask_host(contract.JoinChannelRequest(unmarked(channel)))
+        found = await self.call(contract.JoinChannelRequest(channel))
         return Joined(**asdict(found))
 
     async def leave(self, channel: str) -> Left:
-        found = await self.ask_host(contract.LeaveChannelRequest(unmarked(channel)))
+        found = await self.call(contract.LeaveChannelRequest(channel))
         return Left(**asdict(found))
 
-    async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
+    async def history(self, channel: str, limit: int, before: int | None) -> Past:
         found = Past([])
         while len(found) < limit:
             wanted = min(HISTORY_PAGE, limit - len(found))
-            page = await self.ask_host(contract.ChannelHistoryRequest(unmarked(channel), wanted, before))
+            page = await self.call(contract.ChannelHistoryRequest(channel, wanted, before))
             found += [read_message(to_json(each)) for each in page.messages]
             found.gone, found.hidden, found.more = page.gone, page.hidden, page.more
             if len(page.messages) < wanted:
@@ -531,46 +417,51 @@ class HostEndpoint(AgentInterface):
             before = page.messages[-1].seq
         return found
 
-    async def who(self, timeout: float = 5.0) -> Agents:  # noqa: ARG002  the host answers at once
-        found = await self.ask_host(contract.ListAgentsRequest())
+    async def who(self, timeout: float) -> Agents:  # noqa: ARG002  the host answers at once
+        found = await self.call(contract.ListAgentsRequest())
         return Agents(found.agents, reason=found.reason, delay=found.backstop)
 
     async def access(self) -> dict[str, Any]:
-        return to_json(await self.ask_host(contract.AgentAccessRequest()))
+        return to_json(await self.call(contract.AgentAccessRequest()))
 
-    async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
-        return (await self.ask_host(contract.AnnounceRequest(status, activity, model))).attached
+    async def announce(self, status: Status, activity: str | None, model: str | None) -> bool:
+        return (await self.call(contract.AnnounceRequest(status, activity, model))).attached
 
     async def trace(self, sent: Receipt | str) -> HostTrace:
-        return await self.ask_host(contract.MessageTraceRequest(sent if isinstance(sent, str) else sent.id))
+        return await self.call(contract.MessageTraceRequest(sent if isinstance(sent, str) else sent.id))
 
     # --- tasks ---
 
-    def work(self, role: str) -> AsyncIterator[Job]:
-        return self._tasks.work(role)
-
     async def claim(
-        self, role: str, wait: float = 0.0, *, take_over: bool = False, silence: float | None = None
+        self,
+        role: str,
+        wait: float = 0.0,
+        *,
+        looping: bool = False,
+        take_over: bool = False,
+        silence: float | None = None,
     ) -> Job | None:
-        """As `Endpoint.claim`. The host beats for it while this program lives, and gives it back when the session ends.
+        """The host beats for it while this program lives, and gives it back when the session ends.
         An agent holds one task at a time: claimed again, it is the same one. `take_over`: also if another program of
         this agent holds it, which is gone. A session that makes no request for `silence` seconds (a quarter of an hour,
         unless said) gives it back."""
+        if looping:
+            wait, silence = wait / 4, SILENCE
         return await self._tasks.claim(role, wait, take_over=take_over, silence=silence)
 
     async def claimed(self, message_id: str) -> Job:
         """The task of that id in the hands of this session; UnknownMessage if it holds no such task."""
         return await self._tasks.claimed(message_id)
 
-    async def held(self, *, starts: bool = True) -> Json | None:
-        """The task in the hands of this agent's programs: id, role, attempt, whether it is `mine`, else of which
-        `program`, and for how many seconds that said nothing. None if there is none."""
-        held = (await self.ask_host(contract.HeldTaskRequest(), starts=starts)).held
-        return None if held is None else to_json(held)
+    async def result(self, message_id: str, seq: int | None, wait: float) -> TaskResult:  # noqa: ARG002
+        """`stored` while it waits in the outbox, which knows its `seq`."""
+        found = await self.call(contract.TaskStateRequest(message_id, wait))
+        if found.state in WAITING:
+            found.state = "stored"
+        return read_result(found)
 
-    async def task(self, message_id: str, timeout: float | None = 0.0) -> TaskResult:
-        """As `Endpoint.task`; `stored` while it waits in the outbox."""
-        return await self._tasks.result(message_id, None, timeout)
+
+HostAgent = Agent[HostTransport]
 
 
 def _in_doubt(mid: str, error: TidingsError) -> OutcomeUnknown:

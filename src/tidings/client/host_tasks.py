@@ -8,103 +8,54 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tidings.client.host_http import json_value
-from tidings.client.message_json import read_document, read_result
-from tidings.client.tasks import FINAL, Job, TaskResult
+from tidings.client.message_json import read_document
+from tidings.client.tasks import Job
 from tidings.contract import host as contract
 from tidings.contract.core import Request
 from tidings.errors import (
     ConflictError,
     DeniedError,
-    HostUnreachable,
-    OutcomeUnknown,
     TidingsError,
     UnknownMessage,
     UnreachableError,
     UsageError,
 )
-from tidings.util.backoff import Backoff
 from tidings.util.task_ends import end_tasks
 from tidings.wire.message import Sender, check_said
-from tidings.wire.names import check_role
 
 if TYPE_CHECKING:
-    from tidings.client.host_endpoint import HostEndpoint
+    from tidings.client.host_transport import HostTransport
 
-#: seconds that one question waits at the host, and before it is asked again if it was answered early
-LONG_POLL, EARLY_PAUSE = 20.0, 0.2
 #: how often the host hears that a program lives which holds a task, and after how long without that it gives it back
 SIGN_EVERY, SILENCE = 5.0, 30.0
 #: the same for what was claimed without saying so: the host gives it back after a quarter of an hour
 QUIET_SIGN_EVERY = 120.0
-RETRY = Backoff(0.1, 2.0)
 LONGEST_SETTLING = 86_400.0
-#: states of a row that has not left, and those in which nothing more comes of a task
-WAITING = ("pending", "inflight")
-OVER = (*FINAL, "cancelled")
+#: seconds that the host waits for a steward in any case
+CALL_PATIENCE = 5.0
 
 
 class HostTasks:
-    """The tasks of an endpoint at the host: what a `Job` and a `TaskTicket` need to go on."""
+    """The tasks that a program holds through the host: what a `Job` needs to go on."""
 
-    def __init__(self, endpoint: HostEndpoint) -> None:
-        self.endpoint = endpoint
+    def __init__(self, transport: HostTransport) -> None:
+        self.transport = transport
         self._open: dict[str, Job] = {}
         #: how many calls wait for a task
         self._claiming = 0
         self._undoing: set[asyncio.Task[None]] = set()
 
-    async def result(
-        self,
-        message_id: str,
-        seq: int | None = None,  # noqa: ARG002  the outbox knows it
-        timeout: float | None = None,
-    ) -> TaskResult:
-        until = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = LONG_POLL if until is None else max(0.0, min(LONG_POLL, until - time.monotonic()))
-            found = await self.endpoint.ask_host(contract.TaskStateRequest(message_id, left))
-            if found.state in WAITING:
-                found.state = "stored"
-            if found.state in OVER or (until is not None and time.monotonic() >= until):
-                return read_result(found)
-            # It has not left, so there is nobody to ask yet, or too many wait at the steward already.
-            await asyncio.sleep(min(left, EARLY_PAUSE))
-
-    async def work(self, role: str) -> AsyncIterator[Job]:
-        """A space that is away at first is an error, as without the host; later it is waited for."""
-        check_role(role)
-        begun, delays = False, RETRY.delays()
-        while not self.endpoint._closed:
-            try:
-                job = await self.claim(role, LONG_POLL / 4, silence=SILENCE)
-            except HostUnreachable:
-                raise
-            except (UnreachableError, OutcomeUnknown):
-                if not begun:
-                    raise
-                await asyncio.sleep(next(delays))
-                continue
-            begun, delays = True, RETRY.delays()
-            if job is None:
-                continue
-            try:
-                yield job
-            finally:
-                if not job.settled:
-                    with suppress(TidingsError):
-                        await self.give_up(job, "left unfinished", retry=True)
-
     async def claim(
         self, role: str, wait: float, *, take_over: bool = False, silence: float | None = None
     ) -> Job | None:
+        request = contract.ClaimTaskRequest(role, wait, take_over, silence)
         self._claiming += 1
         try:
-            found = (await self.endpoint.ask_host(contract.ClaimTaskRequest(role, wait, take_over, silence))).task
+            found = (await self.transport.call(request)).task
         except asyncio.CancelledError:
             # the host gives back what its program did not wait for, unless the answer was on its way already
             self._undoing.add(undoing := asyncio.create_task(self._give_back_unseen()))
@@ -125,9 +76,9 @@ class HostTasks:
         """One that an earlier program of a borrowed session claimed is claimed again, which changes nothing."""
         job = self._open.get(message_id)
         if job is None:
-            held = await self.endpoint.held()
-            if held and held["mine"] and held["id"] == message_id:
-                job = await self.claim(held["role"], 0.0)
+            held = (await self.transport.call(contract.HeldTaskRequest())).held
+            if held and held.mine and held.id == message_id:
+                job = await self.claim(held.role, 0.0)
         if job is None or job.message.id != message_id:
             raise UnknownMessage(f"this session holds no task {message_id[:64]}: it was given back, or is another's")
         return job
@@ -146,13 +97,13 @@ class HostTasks:
         while not job.settled:
             await asyncio.sleep(every)
             try:
-                held = await self.endpoint.held(starts=False)
+                held = (await self.transport.call(contract.HeldTaskRequest(), starts=False)).held
             except UnreachableError:
                 continue  # it is asked again; one that stopped has given back what it held
             except TidingsError as error:  # the session ended, and with it what it held
                 self._lose(job, str(error))
                 return
-            if not held or not held["mine"] or held["id"] != job.message.id:
+            if not held or not held.mine or held.id != job.message.id:
                 self._lose(job, f"the host does not hold task {job.message.id} for this program any more")
                 return
 
@@ -162,17 +113,15 @@ class HostTasks:
         self._open.pop(job.message.id, None)
         if job._beating not in (None, asyncio.current_task()):
             job._beating.cancel()
-        self.endpoint.events.emit("error", ConflictError(why))
+        self.transport.events.emit("error", ConflictError(why))
 
     async def _give_back_unseen(self) -> None:
         """What came for a call that was given up. One that is held already came by another call, which was not; and
         whoever else waits for a task gets this one."""
         with suppress(TidingsError):
-            held = await self.endpoint.held(starts=False)
-            if held and held["mine"] and held["id"] not in self._open and not self._claiming:
-                await self.endpoint.ask_host(
-                    contract.GiveUpTaskRequest(held["id"], "the call that claimed it was given up")
-                )
+            held = (await self.transport.call(contract.HeldTaskRequest(), starts=False)).held
+            if held and held.mine and held.id not in self._open and not self._claiming:
+                await self.transport.call(contract.GiveUpTaskRequest(held.id, "the call that claimed it was given up"))
 
     async def finish(self, job: Job, text: str | None, data: Any) -> None:
         check_said(text, more=True)
@@ -189,7 +138,7 @@ class HostTasks:
             raise UsageError(f"task {job.seq} is settled already")
         try:
             patience = min(LONGEST_SETTLING, max(0.0, job.deadline - time.time()))
-            answer = await self.endpoint.ask_host(request, timeout=self.endpoint.host.patience + patience)
+            answer = await self.transport.call(request, timeout=CALL_PATIENCE + patience)
         except (ConflictError, DeniedError, UnknownMessage) as error:
             job.lost = str(error)
             self._end(job)

@@ -1,18 +1,13 @@
-"""The endpoint: what an agent holds.
+"""A connection to the space itself: the transport of `tidings.connect(via="direct")`, and of the host.
 
-    async with tidings.connect("main", name="ada", channels=["general"]) as ada:
-        await ada.send("general", "hello", mentions=["bob"])
-        async for message in ada.messages():
-            print(message.sender.name, message.text)
-
-It joins, sends, receives and reconnects by itself, and surfaces each message once. Sending answers when the log has
-the message (`confirmed`); whatever cannot be known is said as `OutcomeUnknown`, never guessed.
+It joins, sends, receives and reconnects by itself, and delivers each message once. Sending answers when the log has
+the message (`confirmed`); what cannot be known raises `OutcomeUnknown`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,38 +16,36 @@ from msgspec import UNSET
 
 from tidings.admin.identity import Identity
 from tidings.client import notices
+from tidings.client.agent import Agent
 from tidings.client.backfill import LogReader, Reached
 from tidings.client.channels import Channels
 from tidings.client.connection import AgentConnection, State
-from tidings.client.direct_mailbox import DirectMailbox, tell, wait_for_stage
+from tidings.client.direct_mailbox import DirectMailbox, tell
 from tidings.client.directory import NameDirectory, check_takes_mail, speaking_as
 from tidings.client.frame_mailbox import FrameMailbox
-from tidings.client.incoming import DirectRef, Events, Inbox, Incoming, Past
-from tidings.client.intake import Intake
-from tidings.client.interface import AgentInterface, Agents, Draft, Joined, Left, Receipt
+from tidings.client.incoming import DirectRef, Events, Inbox, Past
+from tidings.client.intake import Intake, LiveRecord, RecordOpener
 from tidings.client.links import LinkTable
 from tidings.client.presence import Presence
 from tidings.client.publishing import Prepared, Publisher, Stored, prepare_chat, prepare_direct, task_terms
 from tidings.client.read_state import ReadState
-from tidings.client.records import LiveRecord, RecordOpener
 from tidings.client.redelivery import Redelivery, Retry
 from tidings.client.remote_changes import AccessWatch, MembershipWatch, plain
 from tidings.client.roster import Roster
 from tidings.client.session_lease import SessionLease
-from tidings.client.tasks import Job, TaskResult, Tasks, TaskTicket
+from tidings.client.tasks import Job, TaskResult, Tasks
+from tidings.client.transport import Addressee, Agents, Joined, Left, Receipt, Transport
 from tidings.contract.agents import DamageRow
 from tidings.contract.channels import AudienceRequest
 from tidings.contract.core import Request
 from tidings.contract.mail import (
     DeadLetterAnswer,
     DeadLetterRequest,
-    DeadLettersAnswer,
-    DeadLettersRequest,
     TraceAnswer,
     TraceRequest,
+    WaitForReceiptRequest,
 )
 from tidings.errors import (
-    ConnectionLost,
     DeliveryLost,
     DeniedError,
     LogRegressed,
@@ -61,22 +54,19 @@ from tidings.errors import (
     UsageError,
 )
 from tidings.util.task_ends import end_tasks
-from tidings.wire.message import Mention, Sender, check_list
+from tidings.wire.message import Draft, Mention, Sender
 from tidings.wire.names import check_channel, is_agent_id, unmarked
-from tidings.wire.roster import Agent, Level, Mode, Status
-from tidings.wire.states import ReceiptStage
+from tidings.wire.roster import AgentEntry, Status
 
 SAVE_EVERY = 0.5
-#: channels that are joined at a time when an endpoint opens
-JOINS_AT_ONCE = 8
 #: opening waits so long for the roster; a steward that is away is not waited for
 ROSTER_PATIENCE = 2.0
 A = TypeVar("A")
 T = TypeVar("T")
 
 
-class Endpoint(AgentInterface):
-    """One agent's session. Made by `tidings.connect`; use it as an async context manager."""
+class DirectTransport(Transport):
+    """The connection of one agent, and what it knows of its space."""
 
     via = "direct"
 
@@ -84,34 +74,30 @@ class Endpoint(AgentInterface):
         self,
         identity: Callable[[], Any],
         *,
-        channels: Sequence[str] = (),
         state: Path | None = None,
         inbox: int = 512,
         ping_interval: float = 5.0,
         role: str | None = None,
         receive: bool = True,
-        backfill: int = 0,
         retry: Retry | None = None,
         presence: bool = True,
         beat: float | None = None,
     ) -> None:
-        check_list(channels, "channels", "'general'")
         self._retry = retry or Retry()
         self._attends, self._beat_every = presence, beat
         self._find_identity = identity
-        self._boot_channels = tuple(channels)
-        self._boot_backfill = backfill
         self._state_path = state
         self._ping_interval = ping_interval
         self._role = role
         #: the row of the roster it was made of, and how this agent signs
-        self._speaks_as: tuple[Agent | None, Sender] | None = None
+        self._speaks_as: tuple[AgentEntry | None, Sender] | None = None
         self._receives = receive
-        #: whether this endpoint holds the receiving session and pulls its mailboxes
+        #: whether this transport holds the receiving session and pulls its mailboxes, and who is about to see to that
         self._receiving = False
+        self._beginning = asyncio.Lock()
         self._saver: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self.inbox = Inbox(inbox)
+        self.queue = Inbox(inbox)
         self.events = Events()
         self.events.on_inner("gap", lambda gap: self.events.emit("notice", notices.of_gap(gap)))
         self.events.on_inner("error", self._notice_loss)
@@ -144,7 +130,7 @@ class Endpoint(AgentInterface):
         self.read_state = ReadState(self._state_path)
         self.read_state.save()  # an empty memory is one too: what comes after it is known to be new
         introduce = self.directory.introduce
-        self.intake = Intake(self.id, self.opener, self.read_state, self.presence, introduce, self.inbox, self.events)
+        self.intake = Intake(self.id, self.opener, self.read_state, self.presence, introduce, self.queue, self.events)
         self._log = LogReader(self.connection, self.opener)
         self._channels = Channels(self.connection, self._log, self.intake)
         self.roster.on_epoch += [
@@ -162,7 +148,7 @@ class Endpoint(AgentInterface):
         self._frames = FrameMailbox(self.session, self.intake, self._channels)
         self.redelivery = Redelivery(self._direct, self._retry)
         self.session.on_taken = self._frames.expect
-        self._tasks = Tasks(self, self._sender)
+        self.tasks = Tasks(self, self._sender)
         try:
             await self.connection.start()
             self._access.begin()
@@ -170,38 +156,19 @@ class Endpoint(AgentInterface):
             with suppress(TimeoutError):
                 async with asyncio.timeout(ROSTER_PATIENCE):
                     await self.roster.asked.wait()
-            await self._join_all(self._boot_channels)
         except BaseException:
             await self.close()
             raise
         self._saver = asyncio.create_task(self._save_now_and_then())
 
-    async def _join_all(self, channels: Sequence[str]) -> list[Joined]:
-        """Join several at a time, answers in their order. The first that is refused ends it, and is what is raised."""
-        if not channels:
-            return []
-        await self._start_receiving()  # one session for all of them
-        turns = asyncio.Semaphore(JOINS_AT_ONCE)
-
-        async def join(channel: str) -> Joined:
-            async with turns:
-                return await self.join(channel, backfill=self._boot_backfill)
-
-        joining = [asyncio.create_task(join(channel)) for channel in dict.fromkeys(channels)]
-        try:
-            return await asyncio.gather(*joining)
-        finally:
-            await end_tasks(joining)
-
     async def close(self) -> None:
-        """Stop receiving. This is not leaving: memberships stay, and what is owed keeps being owed."""
         await end_tasks([self._saver])
         if self._stopping is not None:
             await asyncio.gather(self._stopping, return_exceptions=True)
         await self.redelivery.close()
         await self._access.close()
         await self._membership_watch.close()
-        await self._tasks.close()
+        await self.tasks.close()
         await self._channels.close()
         await self._frames.close()
         await self._direct.close()
@@ -214,7 +181,7 @@ class Endpoint(AgentInterface):
         await self.directory.close()
         await self.connection.stop()
         self.read_state.close()
-        self.inbox.close(asyncio.CancelledError())
+        self.queue.close(asyncio.CancelledError())
 
     async def _save_now_and_then(self) -> None:
         while True:
@@ -240,7 +207,7 @@ class Endpoint(AgentInterface):
 
     def _report(self, event: str, value: Any) -> None:
         if event == "superseded":
-            self.inbox.close(Superseded(f"a newer session of {self.name} receives now; this one can still send"))
+            self.queue.close(Superseded(f"a newer session of {self.name} receives now; this one can still send"))
             self._stopping = asyncio.create_task(self._stop_receiving())
         self.events.emit(event, value)
 
@@ -250,7 +217,7 @@ class Endpoint(AgentInterface):
         await self._frames.close()
         await self._direct.close()
 
-    async def resolve(self, name: str) -> Agent:
+    async def resolve(self, name: str) -> AgentEntry:
         """The agent that is meant by an id or a name."""
         return await self.roster.find(name)
 
@@ -280,23 +247,11 @@ class Endpoint(AgentInterface):
 
     @property
     def incarnation(self) -> str | None:
-        """The run of the broker this endpoint is connected to; None while it is not."""
+        """The run of the broker this transport is connected to; None while it is not."""
         connection = self.connection
         return connection.incarnation_of(connection.current) if connection.state == "ready" else None
 
-    async def prove(self, timeout: float = 5.0) -> str:
-        """A round trip to the broker now; the answer is which process answered it."""
-        return await self.connection.prove(timeout)
-
-    def reconnect(self) -> None:
-        """Rebuild the connection now."""
-        self.connection.reconnect()
-
     def on(self, event: str, callback: Callable[[Any], Any]) -> None:
-        """Call back on an event: one of `Events.NAMES`, such as message, error, gap, notice, membership or receipt.
-
-        The first callback of `notice`, `gap` and `error` is given what told of a loss before it, as while connecting.
-        """
         self.events.on(event, callback)
         if event == "receipt" and hasattr(self, "_direct"):
             self._direct.watch.listen()
@@ -307,7 +262,6 @@ class Endpoint(AgentInterface):
         return await self.connection.call(request, op=op, timeout=timeout)
 
     async def access(self) -> dict[str, Any]:
-        """This agent's access record in force: name, roles, what it may read, post and manage."""
         return plain(await self._access.record())
 
     async def _with_new_access(self, act: Callable[[], Awaitable[T]]) -> T:
@@ -322,18 +276,13 @@ class Endpoint(AgentInterface):
 
     # --- channels ---
 
-    async def join(self, channel: str, *, backfill: int = 0) -> Joined:
-        """Be in a channel or pattern: from now on what is said there is owed to this agent.
-
-        What was said before is not brought, unless a first join asks for the newest so many (`backfill`): they come
-        marked `historical`, as far as the channel replays.
-        """
-        await self._start_receiving()
+    async def join(self, channel: str, backfill: int) -> Joined:
+        await self.receive()
         self.session.check()
-        return await self._with_new_access(lambda: self._channels.join(unmarked(channel), backfill=backfill))
+        return await self._with_new_access(lambda: self._channels.join(channel, backfill=backfill))
 
     async def leave(self, channel: str) -> Left:
-        found = await self._channels.leave(unmarked(channel))
+        found = await self._channels.leave(channel)
         return Left(found.state, found.seq, found.open, found.still_covered_by)
 
     async def watch(self, pattern: str) -> None:
@@ -344,8 +293,8 @@ class Endpoint(AgentInterface):
     def joined(self) -> list[str]:
         return sorted(name for name, each in self._channels.memberships.items() if not each.watching)
 
-    async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
-        records, reached = await self._log.newest(check_channel(unmarked(channel)), limit, before=before)
+    async def history(self, channel: str, limit: int, before: int | None) -> Past:
+        records, reached = await self._log.newest(check_channel(channel), limit, before=before)
         return await self._past(records, reached)
 
     async def recall(self, channel: str, since: int, limit: int = 200) -> Past:
@@ -360,37 +309,37 @@ class Endpoint(AgentInterface):
 
     # --- who is here ---
 
-    async def who(self, timeout: float = 5.0) -> Agents:
-        """Every agent of the space, offline ones included; `roster.freshness` says how old that is."""
+    async def who(self, timeout: float) -> Agents:
         await self.roster.wait_loaded(timeout)
         return Agents(self.roster.agents(), delay=self.roster.backstop.delay)
 
-    async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
-        self.set_status(status, activity)
-        if model is not None:
-            self.set_model(model)
-        return self.presence.attending
-
-    def set_status(self, status: Status, activity: str | None = None) -> None:
+    async def announce(self, status: Status, activity: str | None, model: str | None) -> bool:
         self.presence.set_status(status, activity)
-
-    def set_model(self, model: str | None) -> None:
-        self.presence.set_model(model)
-
-    def set_attention(self, mode: Mode) -> None:
-        self.presence.set_attention(mode)
-
-    def set_channel_attention(self, pattern: str, level: Level) -> None:
-        self.presence.set_channel_attention(unmarked(pattern), level)
+        if model is not None:
+            self.presence.set_model(model)
+        return self.presence.attending
 
     # --- sending ---
 
-    async def _send(self, channel: str, draft: Draft, timeout: float) -> Receipt:
+    async def send(self, addressee: Addressee, to: str, draft: Draft, timeout: float) -> Receipt:
+        if addressee == "agent":
+            return await self._send_direct(to, draft, timeout)
+        if addressee == "role":
+            mentions: Iterable[Any] = draft.mentions
+            composed = draft.compose(self._sender(), mentions, task_terms(draft.deadline, elsewhere="@" in to))
+            return await self.tasks.ask(to, composed, timeout)
         mentioned = await self.roster.mentions(draft.mentions, timeout) if draft.mentions else []
         composed = draft.compose(self._sender(), mentioned)
-        stored = await self.publisher.publish(prepare_chat(self.identity, channel, composed), timeout)
-        warnings = (*self._warnings(channel), *await self.unheard(channel, mentioned)) if mentioned else ()
+        stored = await self.publisher.publish(prepare_chat(self.identity, to, composed), timeout)
+        warnings = (*self._warnings(to), *await self.unheard(to, mentioned)) if mentioned else ()
         return Receipt(composed.id, stored.seq, warnings=warnings)
+
+    async def _send_direct(self, to: str, draft: Draft, timeout: float) -> Receipt:
+        target = await self._reader_id(to)
+        composed = draft.compose(self._sender())
+        prepared = prepare_direct(self.identity, target, composed, sealed=draft.sealed)
+        stored = await self.publish(prepared, timeout=timeout)
+        return Receipt(composed.id, stored.seq, to=target)
 
     async def unheard(self, channel: str, mentioned: Iterable[Mention], timeout: float = 2.0) -> tuple[str, ...]:
         """Which mentions in a channel reach nobody, in sentences: the steward knows who is in it, and who may be."""
@@ -418,22 +367,15 @@ class Endpoint(AgentInterface):
             return ()
         return (f"{channel} is a live channel: whoever is mentioned and away does not get this",)
 
-    async def _dm(self, to: str, draft: Draft, timeout: float) -> Receipt:
-        target = await self._reader_id(to)
-        composed = draft.compose(self._sender())
-        prepared = prepare_direct(self.identity, target, composed, sealed=draft.sealed)
-        stored = await self.publish(prepared, timeout=timeout)
-        return Receipt(composed.id, stored.seq, to=target)
-
-    async def receipt(
-        self, sent: Receipt | str, stage: str = ReceiptStage.DELIVERED, *, timeout: float = 30.0, to: str | None = None
-    ) -> Receipt:
-        mid, told_to, seq = (sent, None, 0) if isinstance(sent, str) else (sent.id, sent.to, sent.seq)
-        known_to, known_seq = self._direct.sent.get(mid, (told_to, seq))
+    async def receipt(self, sent: Receipt | str, stage: str, to: str | None, wait: float) -> Receipt:
+        mid, sent_to, seq = (sent, None, 0) if isinstance(sent, str) else (sent.id, sent.to, sent.seq)
+        known_to, known_seq = self._direct.sent.get(mid, (sent_to, seq))
         target = await self._agent_id(to) if to else known_to
         if target is None:
             raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
-        answer = await wait_for_stage(self.connection, mid, target, known_seq, stage, timeout)
+        # the steward refuses a stage that does not exist
+        request = WaitForReceiptRequest(mid, target, seq=known_seq, stage=stage, wait=wait)  # type: ignore[arg-type]
+        answer = await self.connection.call(request, timeout=wait + 5)
         return Receipt(mid, known_seq, answer.stage, to=target, why=answer.why)
 
     async def tell_read(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
@@ -448,7 +390,6 @@ class Endpoint(AgentInterface):
         return await tell(self.connection, kept, "delivered", timeout)
 
     async def trace(self, sent: Receipt | str) -> TraceAnswer:
-        """The life of one message you sent or were sent: where it is stored, and its receipts with their times."""
         mid, seq = (sent, 0) if isinstance(sent, str) else (sent.id, sent.seq if sent.to else 0)
         return await self.connection.call(TraceRequest(mid, seq or self._direct.sent.get(mid, ("", 0))[1]))
 
@@ -472,23 +413,11 @@ class Endpoint(AgentInterface):
 
     # --- tasks ---
 
-    async def _ask(self, role: str, draft: Draft, timeout: float) -> TaskTicket:
-        mentions: Iterable[Any] = draft.mentions
-        composed = draft.compose(self._sender(), mentions, task_terms(draft.deadline, elsewhere="@" in role))
-        return await self._tasks.ask(role, composed, timeout)
+    async def claim(self, role: str, wait: float, *, looping: bool = False) -> Job | None:
+        return await self.tasks.claim(role, wait, looping=looping)
 
-    def work(self, role: str) -> AsyncIterator[Job]:
-        return self._tasks.work(role)
-
-    async def claim(self, role: str, wait: float = 0.0) -> Job | None:
-        return await self._tasks.claim(role, wait)
-
-    async def task(self, message_id: str, timeout: float | None = 0.0, *, seq: int | None = None) -> TaskResult:
-        return await self._tasks.result(message_id, seq, timeout)
-
-    async def dead_letters(self) -> DeadLettersAnswer:
-        """Returns the dead letters of this agent, of tasks and of messages."""
-        return await self.connection.call(DeadLettersRequest())
+    async def result(self, message_id: str, seq: int | None, wait: float) -> TaskResult:
+        return await self.tasks.result(message_id, seq, wait)
 
     async def dead_letter(
         self, *, seq: int | None = None, letter: str | None = None
@@ -496,26 +425,22 @@ class Endpoint(AgentInterface):
         """Returns a dead letter, and its text if it is a message or a sealed task that this agent can open."""
         found = await self.connection.call(DeadLetterRequest(seq=seq, letter=letter))
         if found.kind is UNSET:
-            return found, self._tasks.sealed_text(found.record)
+            return found, self.tasks.sealed_text(found.record)
         message = await self.redelivery.open_letter(found.kind, found.record)
         return found, message.text if message else None
 
     # --- receiving ---
 
-    def messages(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
-        """Messages as they come; asking for the next one settles the one before, unless `manual_ack`."""
-        return self._receive(manual_ack)
+    async def receive(self) -> None:
+        """Take the session and pull the mailboxes, unless that is so already or this transport only sends and looks."""
+        if self._receives and not self._receiving:
+            async with self._beginning:
+                await self._begin_receiving()
 
-    async def _receive(self, manual_ack: bool) -> AsyncIterator[Incoming]:
-        await self._start_receiving()
-        async for incoming in self.inbox.iterate(manual_ack=manual_ack):
-            yield incoming
-
-    async def _start_receiving(self) -> None:
-        """Take the session and pull the mailboxes, unless this endpoint does so already or only sends and looks."""
-        if self._receiving or not self._receives:
+    async def _begin_receiving(self) -> None:
+        if self._receiving:
             return
-        with suppress(Superseded):  # the inbox says so, after the messages that are still in it
+        with suppress(Superseded):  # the queue says so, after the messages that are still in it
             await self.session.ensure()
             self.session.check()
             self._direct.begin()
@@ -523,11 +448,5 @@ class Endpoint(AgentInterface):
             self.redelivery.begin()
             self._receiving = True
 
-    async def next_message(self, timeout: float | None = None) -> Incoming:
-        async with asyncio.timeout(timeout):
-            if not self._receiving:
-                await self._start_receiving()
-            incoming = await self.inbox.get()
-        if incoming is None:
-            raise ConnectionLost("this endpoint is closed")
-        return incoming
+
+DirectAgent = Agent[DirectTransport]
