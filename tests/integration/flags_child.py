@@ -5,11 +5,11 @@ import json
 import sys
 
 import tidings
-from tidings.client import endpoint
+from tidings.client import direct_transport
 
 
 async def main(home: str, space: str, name: str, state: str, settled: str) -> None:
-    endpoint.SAVE_EVERY = 3600.0
+    direct_transport.SAVE_EVERY = 3600.0
     async with tidings.connect(space, name=name, home=home, state=state, channels=["general"]) as me:
         print(json.dumps({"text": "ready"}), flush=True)
         for number in range(100):
