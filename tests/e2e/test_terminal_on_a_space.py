@@ -146,7 +146,7 @@ async def test_dead_letters_are_listed_shown_retried_and_dropped_from_a_terminal
             await ada.dm(bob.id, "and this")
         for _ in range(2):
             await (await bob.next_message(10)).nak(error="it tastes bad")
-        await eventually(lambda: not bob._direct.pending)
+        await eventually(lambda: not bob.transport._direct.pending)
     listed = await run(terminal, "dead", "list", "--as", "bob")
     assert f"channel-{sent.seq}" in listed.stdout
     assert "direct-1" in listed.stdout

@@ -452,12 +452,14 @@ async def test_without_a_signing_key_tokens_end_by_themselves_and_are_renewed_fo
         async with connect_to(space, "ada") as ada, space.agent("mal") as mal:
             async with space.administer() as admin:
                 assert "nobody is cut" in (await admin.revoke("mal")).untold
-            first = ada.connection.token_used
+            first = ada.transport.connection.token_used
             assert not mal.closed.is_set(), "nobody could tell the servers"
             await asyncio.wait_for(mal.closed.wait(), 10)
-            await eventually(lambda: ada.connection.token_used != first, within=10)
-            ends = [ada.connection.token_used]
-            await eventually(lambda: ada.connection.token_used != ends[0] and ada.state == "ready", within=10)
+            await eventually(lambda: ada.transport.connection.token_used != first, within=10)
+            ends = [ada.transport.connection.token_used]
+            await eventually(
+                lambda: ada.transport.connection.token_used != ends[0] and ada.transport.state == "ready", within=10
+            )
             assert (await ada.send("general", "still here")).seq > 0
         renewing.cancel()
         with suppress(asyncio.CancelledError):
