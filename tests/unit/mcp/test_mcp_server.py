@@ -122,7 +122,9 @@ async def test_every_argument_is_described_and_no_other_is_taken() -> None:
 async def test_the_tools_cost_a_conversation_less_than_twenty_kilobytes() -> None:
     async with talking() as ask:
         listed = await ask.client.list_tools()
-    assert len(listed.model_dump_json(by_alias=True, exclude_none=True)) < 20_000
+    total = len(listed.model_dump_json(by_alias=True, exclude_none=True))
+    sizes = {tool.name: len(tool.model_dump_json(by_alias=True, exclude_none=True)) for tool in listed.tools}
+    assert total < 20_000, f"bytes of each tool: {sizes}"
 
 
 async def test_one_thing_has_one_name_in_all_tools() -> None:
