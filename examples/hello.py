@@ -12,7 +12,7 @@ async def main() -> None:
     ):
         receipt = await ada.send("general", "hello, bob")
         print(f"confirmed at sequence {receipt.seq}")
-        async for message in bob.messages():  # asking for the next one settles this one
+        async for message in bob.messages():  # asking for the next one acks this one
             print(f"{message.sender.name} in #{message.channel}: {message.text}")
             break
 

@@ -1,8 +1,8 @@
 """Writes docs/errors.md, docs/control.md and docs/host-api.md from the code (`make docs`).
 
-Names, order and meanings of errors are those of the tree in `errors.py`, codes those of the classes. What to do is
-written here; an error without a remedy of its own has that of its parent. Operations come from the table in
-`contract/`. A test holds pages and code together.
+Names, order and meanings of errors come from the tree in `errors.py`, codes from the classes. The remedies are here; an
+error without a remedy has that of its parent. Operations come from the declarations in `contract/`. A test compares
+pages and code.
 """
 
 from __future__ import annotations
@@ -100,56 +100,54 @@ REMEDIES: dict[str, str] = {
 
 CONTROL_HEAD = """# Control requests
 
-Written by `make docs` from the declarations in `contract/`, by which requests are read. A client in
-any language asks the steward by publishing strict JSON to `td.<space>.ctl.<service>.<its id>`, with a reply subject in
-its own inbox:
+`make docs` writes this page from the declarations in `contract/`, which also decode the requests. A client in any
+language publishes strict JSON to `td.<space>.ctl.<service>.<its id>`, with a reply subject in its own inbox:
 
     {"op": "<8 to 64 characters, yours to choose>", "do": "<verb>", "<argument>": <value>, ...}
 
-The answer is `{"ok": true, ...}` or `{"ok": false, "error": {"code": ..., "message": ...}}`, with the words of
-[errors](errors.md) as codes. An argument in parentheses may be left out; `null` is accepted where the schema
-says so. An argument or verb that is not known is refused with those that are.
+The answer is `{"ok": true, ...}` or `{"ok": false, "error": {"code": ..., "message": ...}}`; [errors](errors.md) lists
+the codes. An argument in parentheses is optional; `null` is accepted where the schema allows it. The refusal of an
+unknown argument or verb lists the known ones.
 
-- `once`: the same `op` of the same agent takes effect once and always gets the same answer: repeat
-  it after an unknown outcome. (Of an agent the last 1,024 that wrote a record are remembered.)
-- answer: the fields beside `ok`; one in parentheses may be missing. Their types are in `control.schema.json`.
-- `waits`: seconds for which the answer may be kept waiting, if `wait` asks for it.
-- `host`: programs may also ask it through the host of their machine ([its API](host-api.md)).
+- `once`: the same `op` of the same agent takes effect once and always gets the same answer. Repeat
+  it after an unknown outcome. (The steward remembers an agent's last 1,024 that wrote a record.)
+- answer: the fields besides `ok`; one in parentheses may be missing. Their types are in `control.schema.json`.
+- `waits`: the longest time that a request may ask the steward to wait, with `wait`.
+- `host`: programs may also send it through the host of their machine ([its API](host-api.md)).
 
-`health describe` answers with this table, and `control.schema.json` in the package has it as JSON Schema. `admin` is
-for the administrator of a space and cannot be reached with an agent's credential.
+`health describe` returns the operations for agents, and `control.schema.json` in the package has this table as JSON
+Schema. `admin` is for administrators of a space; an agent's credential does not reach it.
 """
 
 LINK_WORKER_HEAD = """
 ## Link worker
 
-The link worker of a space answers these on `run/links.sock` in the home of the space, a unix socket for this user only.
-A connection carries one request: a line of strict JSON with `"do": "<service> <verb>"`. `follow` answers with a line
-per event; an event has `event`, `link` and `at`.
+The link worker of a space serves these on `run/links.sock` in the home of the space, a unix socket for this user only.
+A connection carries one request: a line of strict JSON with `"do": "<service> <verb>"`. `follow` answers with one line
+per event; each event has `event`, `link` and `at`.
 """
 
 HTTP_HEAD = """# The HTTP API of the host
 
-Written by `make docs` from the declarations in `contract/`. The host listens on `run/host.sock` of its home, a unix
-socket for this user only. An operation is `POST /v1/<service>/<verb>` with its fields as a JSON object
-(`Content-Type: application/json`); the answer is a JSON object. For programs in Python `tidings.connect(via="host")`
-speaks it.
+`make docs` writes this page from the declarations in `contract/`. The host listens on `run/host.sock` in its home, a
+unix socket for this user only. An operation is `POST /v1/<service>/<verb>` with its fields as a JSON object
+(`Content-Type: application/json`); the answer is a JSON object. Python programs use `tidings.connect(via="host")`.
 
-A session comes first. `POST /v1/session/challenge` returns a nonce. The program signs this text, five lines joined by
+First open a session. `POST /v1/session/challenge` returns a nonce. The program signs this text, five lines joined by
 line feeds, with the agent's key (Ed25519; the nkey seed is in its credential):
 
     "tidings host session 1\\n<space id>\\n<agent id>\\n<path of the host's socket, without symbolic links>\\n<nonce>"
 
-It sends the signature (URL-safe base64 without padding) with `POST /v1/session/open`. `source` says where the host
-finds the same identity: `["home", <home>, <space>, <agent name>]`, or `["bundle", <path of an exported bundle>]`. The
-token in the answer is a Bearer in the `Authorization` header of everything marked *session*. Every answer concerns only
-the agent of that session.
+It sends the signature (URL-safe base64 without padding) with `POST /v1/session/open`. `source` tells the host where to
+find the same identity: `["home", <home>, <space>, <agent name>]`, or `["bundle", <path of an exported bundle>]`. Send
+the token in the answer as a Bearer in the `Authorization` header of every request marked *session*. A session sees only
+its own agent.
 
-A refusal is `{"error": {"code", "message", "retryable"}}` with the codes of [errors](errors.md). A field that is not
-known is refused with those that are. A request has at most 128 KiB unless another limit is given. No answer is waited
-for longer than a minute (`wait`, in seconds). A field or parameter in parentheses may be left out.
+A refusal is `{"error": {"code", "message", "retryable"}}`; [errors](errors.md) lists the codes. The refusal of an
+unknown field lists the known ones. A request has at most 128 KiB unless another limit is given. The host reduces a
+`wait` of more than 60 seconds to 60. A field in parentheses is optional.
 
-*changes*: without an answer it is unknown whether the request took effect. The others can be repeated.
+*changes*: without an answer it is unknown whether the request took effect. Other requests can be repeated safely.
 """
 
 TYPES: dict[type[msgspec.inspect.Type], str] = {
@@ -163,13 +161,13 @@ TYPES: dict[type[msgspec.inspect.Type], str] = {
 }
 EVENTS_TEXT = """### GET /v1/events
 
-Server-Sent Events: rows of the inbox behind the header `Last-Event-ID`, then each as it comes, as `message` or
+Server-Sent Events: rows of the inbox after the one in the header `Last-Event-ID`, then new rows, as `message` or
 `notice`; `state` when the connection changes. *session*
 """
 FORWARDED_TEXT = """### Forwarded to the steward
 
-With the arguments and answers that [control](control.md) lists. `op`: the id under which the request takes effect once;
-`wait`: seconds that the steward may take beyond the usual five. *session*
+[control](control.md) lists their arguments and answers. `op`: the id under which the request takes effect once;
+`wait`: seconds that the steward may take, in addition to the usual five. *session*
 """
 
 

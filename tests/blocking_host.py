@@ -98,7 +98,7 @@ class _Connection(http.client.HTTPConnection):
         self.sock = connect(self._path, self.timeout)
         if peer_uid(self.sock) != os.geteuid():
             self.close()
-            raise ConfigError(f"{self._path} is served by another user: nothing was said to it")
+            raise ConfigError(f"another user serves {self._path}: nothing was sent")
 
 
 class HostClient:
@@ -139,8 +139,8 @@ class HostClient:
         self.version, self.pid = str(found.get("version")), found.get("pid")
         if found.get("api") != API:
             raise ConfigError(
-                f"the host runs Tidings {self.version} and speaks version {found.get('api')}, this is {__version__} "
-                f"and speaks {API}: `tidings host down`, then `tidings host up`"
+                f"the host runs Tidings {self.version} with API version {found.get('api')}, this is {__version__} "
+                f"with API version {API}: `tidings host down`, then `tidings host up`"
             )
         return found
 
@@ -221,8 +221,8 @@ class HostClient:
     def _unknown(self, operation: str, error: Exception) -> TidingsError:
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         if not SERVED["/v1/" + operation.replace(" ", "/")].changes:
-            return HostUnreachable(f"the host at {self.socket} did not answer {operation} ({why}): ask again")
-        return OutcomeUnknown(f"the host did not answer {operation} ({why}): it may be done or not, ask again")
+            return HostUnreachable(f"the host at {self.socket} did not answer {operation} ({why}): retry")
+        return OutcomeUnknown(f"the host did not answer {operation} ({why}): it may have taken effect; retry")
 
 
 class Session:
@@ -547,7 +547,7 @@ def _encoded(body: Any) -> bytes:
     try:
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"this cannot be written as JSON: {error}") from error
+        raise UsageError(f"the value cannot be written as JSON: {error}") from error
 
 
 def _answer(status: int, body: bytes) -> Json:
@@ -560,8 +560,8 @@ def _answer(status: int, body: bytes) -> Json:
     refusal = (found or {}).get("error") if isinstance(found, dict) else None
     if not isinstance(refusal, dict):
         if status == 503:
-            raise HostBusy("the host has as many connections as it takes: ask again in a moment")
-        raise TidingsError(f"the host answered {status} with something else than JSON: see `tidings host status`")
+            raise HostBusy("the host has too many connections: retry in a moment")
+        raise TidingsError(f"the host answered {status} without JSON: see `tidings host status`")
     known = ERRORS_BY_CODE.get(str(refusal.get("code")), TidingsError)
     raise known(str(refusal.get("message") or f"the host refused this ({status}) without a reason"))
 

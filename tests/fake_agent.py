@@ -467,7 +467,7 @@ class FakeTransport(Transport):
     async def join(self, channel: str, backfill: int) -> Joined:
         self._needs_the_space()
         if backfill:
-            raise UsageError("the inbox of the host takes no past: ask for `history` after joining")
+            raise UsageError("the host has no backfill: call `history` after joining")
         self._may_read(channel)
         state = "resumed" if channel in self.joined else "opened"
         self.box.joined = sorted({*self.joined, channel})
@@ -661,7 +661,7 @@ class FakeTransport(Transport):
 
     async def _ending(self, job: Job) -> Task:
         if job.settled:
-            raise UsageError(f"task {job.seq} is settled already")
+            raise UsageError(f"task {job.seq} has already been finished or given back")
         await self.claimed(job.message.id)
         assert self.box.holds is not None
         return self.box.holds

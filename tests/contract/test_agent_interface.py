@@ -205,7 +205,7 @@ async def test_a_task_is_asked_claimed_and_done(space: RealSpace, way: Way) -> N
             ticket.id,
         )
         await job.done("it is", data={"ok": True})
-        with pytest.raises(UsageError, match="settled already"):
+        with pytest.raises(UsageError, match="already been finished or given back"):
             await job.done("again")
         result = await ticket.result(PATIENCE)
         assert (result.state, result.text, result.worker, result.worker_name) == ("done", "it is", bob.id, "bob")

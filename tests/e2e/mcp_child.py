@@ -7,5 +7,5 @@ from tidings.cli.mcp import mcp
 from tidings.client import host_tasks
 
 seconds, agent, home = sys.argv[1:]
-host_tasks.QUIET_SIGN_EVERY = float(seconds)
+host_tasks.SLOW_REPORT_EVERY = float(seconds)
 mcp(Context(home_dir=home), agent=agent)

@@ -293,7 +293,7 @@ def claims_of_me(daemon: Daemon) -> tuple[Claims, Scope]:
 async def test_a_worker_that_is_killed_is_missed_by_the_host_and_one_that_lives_is_not(
     terminal: Terminal, space: RealSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidings.client.host_tasks.SIGN_EVERY", 0.05)
+    monkeypatch.setattr("tidings.client.host_tasks.REPORT_EVERY", 0.05)
     async with lively(terminal, space) as (daemon, _, _count):
         bob = await session_of(space, "bob")
         asked = await ask(bob.send, role="reviewer", text="is it right?", wait=10)

@@ -254,7 +254,7 @@ async def test_so_many_programs_follow_an_inbox_and_so_many_all_of_them_and_one_
         await eventually(lambda: bobs.events, what="another agent is not in their way")
         refused = Follower(bob)
         await eventually(lambda: refused.error, what="the host has as many as it takes")
-        assert "3 programs follow their inboxes here" in str(refused.error)
+        assert "3 programs follow an inbox at this host" in str(refused.error)
         await ask(ends.end)
         await eventually(lambda: desk.streams == 2, what="one ended")
         again = Follower(ada)

@@ -237,7 +237,7 @@ async def test_a_client_says_nothing_to_a_socket_of_another_user(
 ) -> None:
     async with daemon_in(pair.home.home):
         monkeypatch.setattr("tidings.client.host_http.peer_uid", lambda _: os.geteuid() + 1)
-        with pytest.raises(ConfigError, match="served by another user"):
+        with pytest.raises(ConfigError, match="another user serves"):
             await host_http.HostClient(pair.home.home).health()
 
 
@@ -325,7 +325,7 @@ async def test_a_client_that_speaks_to_another_host_or_another_version_is_told_s
         client.version = "9.9"
         assert "the host runs Tidings 9.9 and this is" in str(client.mismatch)
         monkeypatch.setattr("tidings.contract.host.API", 2)
-        with pytest.raises(ConfigError, match=r"speaks version 2, this is .* and speaks 1"):
+        with pytest.raises(ConfigError, match=r"API version 2, this is .* with API version 1"):
             await ask(HostClient.find, pair.home.home)
     assert HostClient.find(pair.home.home) is None
 

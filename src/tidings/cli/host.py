@@ -16,7 +16,7 @@ from tidings.cli.context import Group, HomeContext, PlainHomeContext
 from tidings.cli.systemd import Unit
 from tidings.errors import HostUnreachable, PrerequisiteMissing, TidingsError, UnhealthyError
 
-app = Group(help="The host, which sends and receives for the agents of this machine.")
+app = Group(help="Run the host, which sends and receives for the agents of this machine.")
 START_SECONDS = 30.0
 STOP_SECONDS = 40.0
 WELL = ("open", "superseded")
@@ -25,11 +25,11 @@ WELL = ("open", "superseded")
 @app.command("up")
 def up(
     ctx: PlainHomeContext,
-    foreground: Annotated[bool, Option("--foreground", help="Stay, until Ctrl-C or a signal.")] = False,
+    foreground: Annotated[bool, Option("--foreground", help="Run until Ctrl-C or a signal.")] = False,
 ) -> None:
-    """Start the host of this home. What is sent while a space is away is stored, and leaves when it is back.
+    """Start the host of this home. It stores messages while a space cannot be reached, and sends them later.
 
-    It needs no space to be running, and knows its agents from the commands and programs that used it.
+    No space needs to be running. The host learns its agents from the commands and programs that use it.
 
     Examples:
       tidings host up                    in the background
@@ -129,7 +129,7 @@ async def _status(home: Path) -> tuple[dict[str, Any], str | None] | None:
 
 @app.command("down")
 def down(ctx: PlainHomeContext) -> None:
-    """Stop the host. What it holds stays on disk, and goes on when it runs again.
+    """Stop the host. Its messages stay on disk; it continues when it runs again.
 
     Example:
       tidings host down
@@ -163,11 +163,11 @@ def _pid(home: Path) -> int | None:
 
 @app.command("status")
 def status(ctx: HomeContext) -> None:
-    """Show the host: its agents with the age of their last round trip, and what waits to leave.
+    """Show the host's agents with the age of their last round trip, and the messages that wait to be sent.
 
-    Exit code 0 if every agent is connected or just connecting and a write that was tried reached the disk, 3 if one
-    cannot, nothing can be stored or mail cannot be kept, 5 if no host runs. An agent whose mail another program
-    receives is a note.
+    Exit code 0 if every agent is connected or connecting and a test write reached the disk; 3 if an agent cannot
+    connect, or messages or mail cannot be stored; 5 if no host runs. An agent whose mail another program receives is a
+    note, not a problem.
 
     Examples:
       tidings host status
@@ -278,7 +278,7 @@ def outbox_words(counts: dict[str, int]) -> str:
 def install(ctx: PlainHomeContext) -> None:
     """Write a systemd unit of this user that keeps the host running, and start it if systemd answers.
 
-    Doing it again changes nothing that is right. Without systemd the file is written all the same.
+    Can be repeated safely. Without systemd it still writes the file.
 
     Example:
       tidings host install
@@ -292,7 +292,7 @@ def install(ctx: PlainHomeContext) -> None:
 
 @app.command("uninstall")
 def uninstall(ctx: PlainHomeContext) -> None:
-    """Stop the host's systemd unit and remove it. What the host holds stays on disk.
+    """Stop the host's systemd unit and remove it. The host's messages stay on disk.
 
     Example:
       tidings host uninstall

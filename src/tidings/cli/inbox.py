@@ -43,14 +43,14 @@ LOOK_EVERY = 0.2
 def inbox(
     ctx: DirectContext,
     context: typer.Context,
-    unread: Annotated[bool, Option("--unread", help="Only what was not read.")] = False,
-    sender: Annotated[str | None, Option("--from", help="Only this agent's.", autocompletion=completion.agents)] = None,
+    unread: Annotated[bool, Option("--unread", help="Only unread messages.")] = False,
+    sender: Annotated[str | None, Option("--from", help="Only of this agent", autocompletion=completion.agents)] = None,
     channel: Annotated[
         str | None,
         Option("--channel", help="Only of this channel.", autocompletion=completion.channels, callback=unmarked),
     ] = None,
-    search: Annotated[str | None, Option(help="Only what has these words.")] = None,
-    follow: Annotated[bool, Option("--follow", "-f", help="Go on as messages come.")] = False,
+    search: Annotated[str | None, Option(help="Only messages with these words.")] = None,
+    follow: Annotated[bool, Option("--follow", "-f", help="Print new messages until Ctrl-C.")] = False,
     wait: Annotated[
         float | None, Option(help="Seconds to wait for a message (2); exit 1 if none comes.", callback=duration)
     ] = None,
@@ -59,9 +59,9 @@ def inbox(
 ) -> None:
     """Show your direct messages, and durable copies of your channels.
 
-    With the host: the newest, with their row, and `tidings inbox read ROW` marks what you have read (`*` is new).
-    Without it: what is unread, which counts as read once it was shown; the inbox is the same. Either way this receives
-    as you: a program of the same agent that is receiving is superseded, and told so.
+    With the host it shows the newest messages with their rows (`*`: unread), and `tidings inbox read ROW` marks them.
+    Without the host it shows unread messages of the same inbox and marks them as read. Either way it takes the
+    receiving session of the agent: another program that is receiving stops with an error.
 
     Examples:
       tidings inbox
@@ -266,9 +266,9 @@ def read(
     rows: Annotated[
         list[int] | None, Argument(help="Rows that `tidings inbox` shows.", metavar="ROW", callback=countable)
     ] = None,
-    everything: Annotated[bool, Option("--all", help="Everything you have.")] = False,
+    everything: Annotated[bool, Option("--all", help="All messages in the inbox.")] = False,
 ) -> None:
-    """Mark messages as read; senders of direct messages are told, without a host when one of you next receives.
+    """Mark messages as read. Senders of direct messages get a receipt, without a host at the next receive.
 
     Examples:
       tidings inbox read 12 13
@@ -292,9 +292,9 @@ def delete(
     ctx: AgentContext,
     rows: Annotated[list[int], Argument(help="Rows that `tidings inbox` shows.", metavar="ROW...", callback=countable)],
 ) -> None:
-    """Delete messages of your inbox, read or not. What they said is gone here, and they do not come again.
+    """Delete the content of messages in your inbox, read or not. They do not arrive again.
 
-    Others keep their copies, and so does the log: `tidings history` still shows what was said in a channel.
+    Other agents and the log keep their copies: `tidings history` still shows channel messages.
 
     Examples:
       tidings inbox delete 12 13
@@ -315,7 +315,7 @@ def delete(
 
 @app.command("quarantine")
 def quarantine(ctx: AgentContext) -> None:
-    """What was sent to you and could not be opened, with the reason. It blocks nothing, and is never shown as mail.
+    """List messages to you that could not be opened, with the reason. They block nothing and are not shown as mail.
 
     Example:
       tidings inbox quarantine --as bob

@@ -31,7 +31,7 @@ from tidings.contract import link_worker as contract
 from tidings.contract.links import PeerProgress
 from tidings.errors import BrokerUnreachable, TidingsError, UsageError, WorkerUnreachable
 
-app = Group(help="Links with other spaces: agree on one, list, watch, pause, compare, mend and end them.")
+app = Group(help="Manage links with other spaces: agree on one, list, watch, pause, compare, repair and end them.")
 app.command("invite")(link_agreement.invite)
 app.command("accept")(link_agreement.accept)
 app.command("set")(link_agreement.change)
@@ -39,10 +39,8 @@ app.command("renew")(link_agreement.renew)
 
 
 @app.command("list")
-def list_links(
-    ctx: SpaceContext, every: Annotated[bool, Option("--all", help="Those that ended too.")] = False
-) -> None:
-    """List the links of a space, and how each is.
+def list_links(ctx: SpaceContext, every: Annotated[bool, Option("--all", help="Include ended links.")] = False) -> None:
+    """List the links of a space and their states.
 
     Examples:
       tidings link list
@@ -113,11 +111,11 @@ def _add_pushes(ctx: Context, links: tuple[contract.LinkReport, ...]) -> None:
 def show(
     ctx: SpaceContext,
     name: LinkArgument,
-    follow: Annotated[bool, Option("-f", "--follow", help="Go on and print what happens, until Ctrl-C.")] = False,
+    follow: Annotated[bool, Option("-f", "--follow", help="Print events until Ctrl-C.")] = False,
 ) -> None:
-    """Show everything about a link: what passes, how far it is, what was left out and why.
+    """Show everything about a link: what passes, its progress, and what was not imported and why.
 
-    `--follow` prints how it catches up and every change of its state; with `--json` one object a line.
+    `--follow` prints the progress and every change of state; with `--json` one object per line.
 
     Examples:
       tidings link show acme
@@ -157,13 +155,13 @@ async def _follow(ctx: Context, row: AgreedLink) -> None:
 def people(
     ctx: SpaceContext,
     name: LinkArgument,
-    trust: Annotated[str | None, Option(help="Let a name stand for the key it has there now.", metavar="AGENT")] = None,
+    trust: Annotated[str | None, Option(help="Accept the new key of an agent.", metavar="AGENT")] = None,
     yes: YesOption = False,
 ) -> None:
-    """List the agents of a linked space that are known here, as it states them; agents write to them as name@space.
+    """List the known agents of a linked space. Agents here reach them as name@space.
 
-    A name stays with the key it first had. If its space gives it another one without saying that it took over, nobody
-    here can write to it until you say `--trust`, which shows both keys and asks: compare with their operator first.
+    A name stands for its first key. If the linked space gives it another key without a record that the new key replaces
+    the old one, agents here cannot write to it until you confirm with `--trust`: compare both keys with their operator.
 
     Examples:
       tidings link people acme
@@ -203,9 +201,9 @@ EVERY = "30s"
 def pause(
     ctx: SpaceContext,
     name: LinkArgument,
-    reason: Annotated[str, Option(help="Why, for whoever looks.")] = contract.PAUSED,
+    reason: Annotated[str, Option(help="Reason to show in the link's status.")] = contract.PAUSED,
 ) -> None:
-    """Take nothing more in over a link until `resume`. What it shares, the other space still reads.
+    """Stop imports over a link until `resume`. The other space can still read what this one shares.
 
     Examples:
       tidings link pause acme
@@ -220,7 +218,7 @@ def pause(
 
 @app.command("resume")
 def resume(ctx: SpaceContext, name: LinkArgument) -> None:
-    """Go on with a link that was paused, where it was.
+    """Continue a paused link where it stopped.
 
     Examples:
       tidings link resume acme
@@ -236,9 +234,9 @@ def resume(ctx: SpaceContext, name: LinkArgument) -> None:
 
 @app.command("remove")
 def remove(ctx: SpaceContext, name: LinkArgument, yes: YesOption = False) -> None:
-    """End a link on this side: nothing comes in, the other space reads nothing more, and its ledger is deleted.
+    """End a link on this side: stop imports, refuse the other space, and delete the link from the link store.
 
-    Messages that came over it stay. The operator of the other space ends it there with the same command.
+    Imported messages stay. The operator of the other space ends the link there with the same command.
 
     Examples:
       tidings link remove acme
@@ -266,12 +264,12 @@ def remove(ctx: SpaceContext, name: LinkArgument, yes: YesOption = False) -> Non
 @app.command("run")
 def run(
     ctx: PlainSpaceContext,
-    poll: Annotated[bool, Option("--poll", help="Look every so often, instead of hearing of what is new.")] = False,
-    every: Annotated[str | None, Option(help=f"How often --poll looks: 30s, 5m, 1h ({EVERY}).", metavar="TIME")] = None,
+    poll: Annotated[bool, Option("--poll", help="Poll linked spaces; do not wait for notifications.")] = False,
+    every: Annotated[str | None, Option(help=f"Interval of --poll: 30s, 5m, 1h ({EVERY}).", metavar="TIME")] = None,
 ) -> None:
-    """Carry the links of a space in the foreground until Ctrl-C: the worker that `tidings up` starts, alone.
+    """Run the link worker of a space in the foreground until Ctrl-C. `tidings up` usually starts it.
 
-    One worker carries at a time: start the space with `tidings up --no-links` first.
+    Only one link worker can run: start the space with `tidings up --no-links` first.
 
     Examples:
       tidings link run
@@ -313,10 +311,10 @@ DIFFERS = 3
 
 @app.command("verify")
 def verify(ctx: SpaceContext, name: LinkArgument) -> None:
-    """Compare what the other space shares with what came, by digests: equal, or what differs. Exit code 3 if it does.
+    """Compare the records that the other space shares with those imported, by digests. Exit code 3 if they differ.
 
-    Records that were left out or are in quarantine are accounted for. What is not here and should be is fetched by the
-    worker.
+    Records that were not imported on purpose or are in quarantine do not count as different. The link worker fetches
+    missing records.
 
     Examples:
       tidings link verify acme
@@ -347,15 +345,15 @@ def verify(ctx: SpaceContext, name: LinkArgument) -> None:
 def rebuild(
     ctx: SpaceContext,
     name: LinkArgument = "",
-    ledger: Annotated[bool, Option("--ledger", help="Begin a new ledger for all links, if it is damaged.")] = False,
+    ledger: Annotated[bool, Option("--ledger", help="Replace a damaged link store, for all links.")] = False,
     yes: YesOption = False,
 ) -> None:
-    """Forget how far a link is, and read all again that the other space still has.
+    """Read the other space's log again from its beginning.
 
-    Messages that are or were here do not come twice. Records in quarantine stay there and are tried again at once.
-    `--ledger` does it for all links, also when the ledger cannot be read: it is set aside as `links.db.aside`. Paused
-    links go on then, dropped records and messages removed by age come again, and the keys of linked agents are learnt
-    anew: look at `tidings link people`.
+    Messages that are or were here are not imported twice. Records in quarantine stay there and are retried at once.
+    `--ledger` does this for all links, even if the link store cannot be read: it is moved to `links.db.aside`. Paused
+    links then continue, dropped records and messages removed by age are imported again, and the keys of linked agents
+    are stored anew: check `tidings link people`.
 
     Examples:
       tidings link rebuild acme --yes
@@ -393,7 +391,7 @@ def _rebuild_all(ctx: Context, *, yes: bool) -> None:
 
 
 SeqArgument = Annotated[int, Argument(help="Sequence of the record in their log.", metavar="SEQ", callback=countable)]
-LifeOption = Annotated[int | None, Option("--life", help="Which of several records with this sequence; see `list`.")]
+LifeOption = Annotated[int | None, Option("--life", help="Selects among records with the same sequence; see `list`.")]
 
 
 class NameFirst(TyperGroup):
@@ -407,13 +405,13 @@ class NameFirst(TyperGroup):
 
 quarantine = Group(
     cls=NameFirst,
-    help="Records of a link that were received and not let in: look, try them again, or give them up.",
+    help="Show, retry or drop records of a link that were received and not imported.",
 )
 
 
 @quarantine.command("list")
 def quarantine_list(ctx: SpaceContext, name: LinkArgument, count: CountOption = 50) -> None:
-    """List the records of a link that were received and not let in, oldest first, and why.
+    """List the records of a link that were received and not imported, oldest first, with the reason.
 
     Examples:
       tidings link quarantine list acme
@@ -444,7 +442,7 @@ def quarantine_list(ctx: SpaceContext, name: LinkArgument, count: CountOption = 
 
 @quarantine.command("show")
 def quarantine_show(ctx: SpaceContext, name: LinkArgument, seq: SeqArgument, life: LifeOption = None) -> None:
-    """Show one record that was not let in, with its bytes.
+    """Show one record in quarantine with its payload.
 
     Examples:
       tidings link quarantine show acme 1204
@@ -472,9 +470,9 @@ def quarantine_retry(
     ctx: SpaceContext,
     name: LinkArgument,
     seqs: Annotated[list[int] | None, Argument(help="Records; or --all.", metavar="SEQ", callback=countable)] = None,
-    every: Annotated[bool, Option("--all", help="All of them.")] = False,
+    every: Annotated[bool, Option("--all", help="All records in quarantine.")] = False,
 ) -> None:
-    """Try records in quarantine again, now: perhaps what made them unfit is over.
+    """Retry records in quarantine now, because the reason may no longer apply.
 
     Examples:
       tidings link quarantine retry acme 1204 1205
@@ -499,10 +497,10 @@ def quarantine_drop(
     ctx: SpaceContext,
     name: LinkArgument,
     seq: SeqArgument,
-    reason: Annotated[str, Option(help="Why; it is kept with what was left out.")],
+    reason: Annotated[str, Option(help="Reason to store with the dropped record.")],
     life: LifeOption = None,
 ) -> None:
-    """Give up a record in quarantine for good; it is named as left out, with the reason.
+    """Give up a record in quarantine for good. It stays listed as not imported, with the reason.
 
     Examples:
       tidings link quarantine drop acme 1204 --reason "forged, says their operator"

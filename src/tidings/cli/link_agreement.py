@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidings.admin.link_registry import AgreedLink
     from tidings.wire.rulings import Link
 
-UrlOption = Annotated[Names, Option("--url", help="Address by which they reach this space.", metavar="URL")]
+UrlOption = Annotated[Names, Option("--url", help="Address at which they reach this space.", metavar="URL")]
 UntilOption = Annotated[str | None, Option(help="Lifetime of the link, such as 90d (no end).", metavar="TIME")]
 
 
@@ -43,20 +43,20 @@ def invite(
     name: Annotated[str | None, Argument(help="Local name of their space (its own).", metavar="NAME")] = None,
     share: Annotated[Names, Option(help="Channel or pattern of yours that they may read.")] = None,
     take: Annotated[Names, Option(help="Channel or pattern to import, local name.", metavar="THEIRS[=OURS]")] = None,
-    both: Annotated[Names, Option(help="Share it, and take theirs of the same name.", metavar="PATTERN")] = None,
-    expires: Annotated[str, Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
+    both: Annotated[Names, Option(help="Channel or pattern to share and to import.", metavar="PATTERN")] = None,
+    expires: Annotated[str, Option(help="Lifetime of the line: 10m, 1h, 7d.", metavar="TIME")] = "1h",
     until: UntilOption = None,
-    hops: Annotated[int, Option(help="Links a message may cross; from 2 on, others' are forwarded.")] = 1,
+    hops: Annotated[int, Option(help="Links a message may cross; 2 or more: forward others'.")] = 1,
     direct: Annotated[bool, Option("--direct", help="Agents of both may write to each other (adds --roster).")] = False,
     tasks: Annotated[bool, Option("--tasks", help="Agents of both may ask the other's roles (adds --roster).")] = False,
-    roster: Annotated[bool, Option("--roster", help="Each space tells the other who its agents are.")] = False,
-    url: Annotated[str | None, Option(help="Address by which they reach this space.", metavar="URL")] = None,
+    roster: Annotated[bool, Option("--roster", help="Both spaces share their directory of agents.")] = False,
+    url: Annotated[str | None, Option(help="Address at which they reach this space.", metavar="URL")] = None,
 ) -> None:
-    """Offer a link to the operator of another space: prints a line that `tidings link accept` takes there.
+    """Offer a link to the operator of another space. Prints a line to paste into `tidings link accept` there.
 
-    Whoever has the line may link their space with yours, once, for what it offers and nothing else: give it to one
-    person, by a way you trust. They may take less. The space must listen for other machines (`tidings up --listen
-    ADDR`); one that does not can only be linked with a space on its own machine.
+    The line lets its holder link one space with yours, once, on the offered terms or on narrower ones. Give it to one
+    person, over a channel you trust. Your space must listen for other machines (`tidings up --listen ADDR`); else it
+    can only be linked with a space on its own machine.
 
     Examples:
       tidings link invite --both general                       one channel in common
@@ -117,23 +117,23 @@ def _until(text: str | None) -> int | None:
 
 def accept(
     ctx: SpaceContext,
-    line: Annotated[str | None, Argument(help="The line; else it is read from standard input.", metavar="LINE")] = None,
+    line: Annotated[str | None, Argument(help="The line (default: from standard input).", metavar="LINE")] = None,
     called: Annotated[str | None, Option("--as", help="Local name of their space (its own).", metavar="NAME")] = None,
-    take: Annotated[Names, Option(help="What a channel of theirs is called here.", metavar="THEIRS=OURS")] = None,
-    only: Annotated[Names, Option(help="Take only this of what they share; '' for nothing.", metavar="PATTERN")] = None,
-    share: Annotated[Names, Option(help="Share only this of what they ask; '' for nothing.", metavar="PATTERN")] = None,
+    take: Annotated[Names, Option(help="Local name of one of their channels.", metavar="THEIRS=OURS")] = None,
+    only: Annotated[Names, Option(help="Import only this; '' for nothing (all they share).", metavar="PATTERN")] = None,
+    share: Annotated[Names, Option(help="Share only this; '' for nothing (all they ask).", metavar="PATTERN")] = None,
     until: UntilOption = None,
-    no_direct: Annotated[bool, Option("--no-direct", help="No direct messages, if they offer them.")] = False,
-    no_tasks: Annotated[bool, Option("--no-tasks", help="No tasks, if they offer them.")] = False,
-    no_roster: Annotated[bool, Option("--no-roster", help="No roster, and so no direct messages or tasks.")] = False,
+    no_direct: Annotated[bool, Option("--no-direct", help="Refuse direct messages.")] = False,
+    no_tasks: Annotated[bool, Option("--no-tasks", help="Refuse tasks.")] = False,
+    no_roster: Annotated[bool, Option("--no-roster", help="Refuse the roster, direct messages and tasks.")] = False,
     url: UrlOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Link this space with the one that made the line. You are shown what would pass, and asked.
+    """Link this space with the one that made the line. Shows what would pass, and asks for confirmation.
 
-    You may give channels of theirs other names here, take less than they share and share less than they ask for; never
-    more. What you take is fetched from there; what they take of yours they fetch from here, so this space must be
-    reachable for them (`tidings up --listen ADDR`). If you are interrupted, accept the same line again.
+    You may rename their channels, import less than they share and share less than they ask for, never more. Each space
+    fetches what it imports from the other, so they must be able to reach this space (`tidings up --listen ADDR`). If
+    you are interrupted, accept the same line again.
 
     Examples:
       tidings link accept 'tidings:main@192.0.2.7:4222#AUEk...' --as acme
@@ -246,13 +246,13 @@ def change(
     ctx: SpaceContext,
     name: LinkArgument,
     share: Annotated[Names, Option(help="All that they may read; '' for nothing.", metavar="PATTERN")] = None,
-    take: Annotated[Names, Option(help="All that you take; '' for nothing.", metavar="THEIRS[=OURS]")] = None,
+    take: Annotated[Names, Option(help="All that you import; '' for nothing.", metavar="THEIRS[=OURS]")] = None,
     beyond: Annotated[
         Names,
-        Option(help="What to take of a space behind theirs; '' for nothing.", metavar="SPACE:THEIRS[=OURS]"),
+        Option(help="Channels to import of a space behind theirs; '' for nothing.", metavar="SPACE:THEIRS[=OURS]"),
     ] = None,
-    hops: Annotated[int | None, Option(help="Links a message may cross; from 2 on, others' are forwarded.")] = None,
-    until: Annotated[str | None, Option(help="For how long from now, such as 90d; or never.", metavar="TIME")] = None,
+    hops: Annotated[int | None, Option(help="Links a message may cross; 2 or more: forward others'.")] = None,
+    until: Annotated[str | None, Option(help="Lifetime from now, such as 90d; or never.", metavar="TIME")] = None,
     direct: Annotated[
         bool | None, Option("--direct/--no-direct", help="Agents of both may write to each other (adds --roster).")
     ] = None,
@@ -260,25 +260,25 @@ def change(
         bool | None, Option("--tasks/--no-tasks", help="Agents of both may ask the other's roles (adds --roster).")
     ] = None,
     roster: Annotated[
-        bool | None, Option("--roster/--no-roster", help="Tell them who your agents are; mail and tasks need it.")
+        bool | None, Option("--roster/--no-roster", help="Share your directory of agents; mail and tasks need it.")
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Change what passes over a link, on this side: at once, without removing it.
+    """Change what passes over a link, on this side and at once.
 
-    What you name replaces what was; the rest stays. More passes once the other operator has said the same there: what
-    you share they must take, what you take they must share. What came stays.
+    Each given option replaces its earlier value; the others stay. More passes once the other operator has made the
+    matching change: they must import what you share, and share what you import. Imported messages stay.
 
-    In a chain of spaces A, B, C the operator of B passes messages of A on (`link set C --hops 2`) and the operator of C
-    takes them (`link set B --beyond A:general=a.general`; `link show B` tells the id of A). `--beyond` includes
-    `--hops 2`, and `--beyond ''` takes both back.
+    In a chain of spaces A, B, C the operator of B forwards messages of A (`link set C --hops 2`) and the operator of C
+    imports them (`link set B --beyond A:general=a.general`; `link show B` prints the id of A). `--beyond` includes
+    `--hops 2`, and `--beyond ''` undoes both.
 
     Examples:
       tidings link set acme --share general --share news         now they may read both
       tidings link set acme --take 'team.>=acme.team.>'          another name, for what comes from now on
       tidings link set acme --until 90d
       tidings link set acme --beyond globex:general=globex.general
-      tidings link set acme --beyond ''                          nothing through them any more
+      tidings link set acme --beyond ''                          nothing from behind them any more
     """
     from tidings.admin.linking import Linker
     from tidings.rpc.local_socket import call
@@ -440,13 +440,13 @@ def _wider(before: Link, after: Link) -> str:
 def renew(
     ctx: SpaceContext,
     name: LinkArgument,
-    expires: Annotated[str, Option(help="For how long it can be accepted: 10m, 1h, 7d.", metavar="TIME")] = "1h",
-    url: Annotated[str | None, Option(help="Address by which they reach this space.", metavar="URL")] = None,
+    expires: Annotated[str, Option(help="Lifetime of the line: 10m, 1h, 7d.", metavar="TIME")] = "1h",
+    url: Annotated[str | None, Option(help="Address at which they reach this space.", metavar="URL")] = None,
 ) -> None:
-    """Give a link new keys on both sides: prints a line that `tidings link accept` takes in the other space.
+    """Give a link new keys on both sides. Prints a line to paste into `tidings link accept` in the other space.
 
-    For a space restored from a copy older than the link, and for keys that may have leaked. What was agreed stays. Only
-    that space can accept the line, and the link goes on as it was until it does. An earlier line is void.
+    Use it after a restore from a copy older than the link, or if keys may have leaked. The terms stay. Only that space
+    can accept the line; until then the link keeps its old keys. Earlier lines become invalid.
 
     Examples:
       tidings link renew acme

@@ -1,4 +1,4 @@
-"""`tidings outbox`: what this host owes to the spaces of its agents, and what became of it."""
+"""`tidings outbox`: the messages that the host sends for its agents, and their states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidings.cli.talk import printable
 from tidings.contract.host import PauseSpaceRequest, ResumeSpaceRequest, SpacePausedAnswer
 from tidings.errors import UsageError
 
-app = Group(help="What was handed to the host: list, show, send again, cancel, hold back.")
+app = Group(help="List, show, requeue, cancel or hold back messages that the host sends for you.")
 STATES = ("pending", "inflight", "confirmed", "done", "dead", "cancelled")
 MessageArgument = Annotated[str, Argument(help="Id of the message.", metavar="ID")]
 
@@ -24,9 +24,9 @@ def list_outbox(
     ctx: AgentContext,
     state: Annotated[str | None, Option(help=f"Only: {', '.join(STATES)}.", autocompletion=among(*STATES))] = None,
     count: CountOption = 20,
-    before: Annotated[int | None, Option(help="Only below this row.", metavar="ROW", callback=countable)] = None,
+    before: Annotated[int | None, Option(help="Only rows below this one.", metavar="ROW", callback=countable)] = None,
 ) -> None:
-    """List what you handed to the host, newest first. If none runs it is read from its file.
+    """List your messages in the outbox, newest first. Reads the host's file if no host runs.
 
     Examples:
       tidings outbox list
@@ -56,9 +56,9 @@ def _why(row: dict[str, Any]) -> str:
 
 @app.command("show")
 def show(ctx: AgentContext, message: MessageArgument) -> None:
-    """Show one message you handed to the host: how far it is, why it waits, what replaced it.
+    """Show one message in the outbox: its state, why it waits, and what replaced it.
 
-    If no host runs it is read from its file: how far it was when the host ended.
+    Reads the host's file if no host runs: the state is that when the host stopped.
 
     Example:
       tidings outbox show 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
@@ -95,9 +95,9 @@ def requeue(ctx: AgentContext, message: MessageArgument) -> None:
 
 @app.command("cancel")
 def cancel(ctx: AgentContext, message: MessageArgument) -> None:
-    """Do not send a message that has not left. Needs the host.
+    """Cancel a message that is not sent yet. Needs the host.
 
-    One that is on its way may still arrive, and that is said.
+    A message that is being sent may still arrive; the command then says so.
 
     Example:
       tidings outbox cancel 019a8b7c-5f3e-7d21-9c64-0a1b2c3d4e5f
@@ -117,8 +117,8 @@ def cancel(ctx: AgentContext, message: MessageArgument) -> None:
 
 
 @app.command("pause")
-def pause(ctx: SpaceContext, reason: Annotated[str | None, Option(help="Why, for whoever looks.")] = None) -> None:
-    """Hold everything for a space back until `resume`. It is still taken and stored.
+def pause(ctx: SpaceContext, reason: Annotated[str | None, Option(help="Reason to show.")] = None) -> None:
+    """Hold back all messages to a space until `resume`. The host still accepts and stores new ones.
 
     Examples:
       tidings outbox pause
@@ -130,7 +130,7 @@ def pause(ctx: SpaceContext, reason: Annotated[str | None, Option(help="Why, for
 
 @app.command("resume")
 def resume(ctx: SpaceContext) -> None:
-    """Let what is held back for a space leave.
+    """Send the messages that are held back for a space.
 
     Example:
       tidings outbox resume --space lab

@@ -1,16 +1,16 @@
-"""An agent in a program's hands: what it says, hears and works on, whichever way it is connected.
+"""`Agent`: what a program sends, receives and works on, over a direct connection or through the host.
 
     async with tidings.connect("main", name="ada", channels=["general"]) as ada:
         await ada.send("general", "hello", mentions=["bob"])
         async for message in ada.messages():
             print(message.sender.name, message.text)
 
-`Agent` checks arguments, joins its first channels, hands out messages, and decides how long it asks again. Moving
-bytes is the work of its `transport` (`client/transport.py`); what only one transport can do is a method there, such as
+`Agent` checks arguments, joins its first channels, hands out messages, and decides how long to retry. Its `transport`
+(`client/transport.py`) moves the bytes. What only one transport can do is a method there, such as
 `agent.transport.recall` of a direct connection or `agent.transport.inbox` through the host.
 
-Closing an agent is not leaving: memberships stay, and what is owed stays owed. `close` ends loops over tasks first,
-then the transport, whose docstring has the order of the rest.
+Closing an agent does not leave channels: memberships stay, and owed messages stay owed. `close` ends loops over tasks
+first, then the transport, whose docstring has the order of the rest.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 T = TypeVar("T")
 T_co = TypeVar("T_co", bound=Transport, covariant=True)
-#: channels that are joined at a time when an agent opens
+#: channels that are joined concurrently when an agent opens
 JOINS_AT_ONCE = 8
-#: before a space that is away is asked again
+#: delays before retrying a space that could not be reached
 RETRY = Backoff(0.1, 2.0)
-#: before a receipt is asked for again that was answered early: too many wait at the steward
+#: delays before asking again for a receipt that was answered early because too many requests wait at the steward
 EARLY = Backoff(0.05, 1.0)
 
 
 class DraftOptions(TypedDict, total=False):
-    """What `send`, `dm` and `ask` take besides a text."""
+    """The optional arguments of `send`, `dm` and `ask`."""
 
     #: any JSON value; None is no data
     data: Any
@@ -70,12 +70,12 @@ class DraftOptions(TypedDict, total=False):
     priority: Priority
     reply_to: str | None
     context: str | None
-    #: a message sent again under its id is the same message
+    #: a message sent again with the same id is stored once
     id: str | None
 
 
 class Agent(Generic[T_co]):
-    """One agent in a space. Made by `tidings.connect`; use it as an async context manager."""
+    """One agent in a space. `tidings.connect` makes it; use it as an async context manager."""
 
     def __init__(self, transport: T_co, *, channels: Sequence[str] = (), backfill: int = 0) -> None:
         check_list(channels, "channels", "'general'")
@@ -116,11 +116,11 @@ class Agent(Generic[T_co]):
             raise
 
     async def _join_all(self) -> None:
-        """Joins its first channels, several at a time. The first refusal ends this and is raised."""
-        turns = asyncio.Semaphore(JOINS_AT_ONCE)
+        """Joins its first channels, several at a time. Stops at the first refusal and raises it."""
+        slots = asyncio.Semaphore(JOINS_AT_ONCE)
 
         async def join(channel: str) -> None:
-            async with turns:
+            async with slots:
                 await self.join(channel, backfill=self._boot_backfill)
 
         joining = [asyncio.create_task(join(channel)) for channel in self._boot_channels]
@@ -130,7 +130,7 @@ class Agent(Generic[T_co]):
             await end_tasks(joining)
 
     async def close(self) -> None:
-        """Stop. This is not leaving: memberships stay, and what is owed stays owed."""
+        """Disconnect. Memberships stay, and owed messages stay owed."""
         self._closed = True
         await self.transport.close()
 
@@ -144,9 +144,9 @@ class Agent(Generic[T_co]):
         await self.close()
 
     def on(self, event: str, callback: Callable[[Any], Any]) -> None:
-        """Call back on an event: one of `Events.NAMES`, such as message, error, notice or connection.
+        """Register a callback for an event: one of `Events.NAMES`, such as message, error, notice or connection.
 
-        The first callback of `notice`, `gap` and `error` also hears of losses that were found before it was registered.
+        The first callback for `notice`, `gap` or `error` also gets losses that were found before it was registered.
         """
         self.transport.on(event, callback)
 
@@ -163,8 +163,8 @@ class Agent(Generic[T_co]):
     ) -> Receipt:
         """Post to a channel. A mention of an unknown agent raises before anything is sent.
 
-        Directly the answer is `confirmed`, or an error. Through the host it may be `stored`, if the space did not
-        confirm it within `timeout`; UnreachableError and OutcomeUnknown are then the host's, not the space's.
+        A direct connection returns a `confirmed` receipt or raises. Through the host the receipt is `stored` if the
+        space did not confirm within `timeout`; UnreachableError and OutcomeUnknown then mean the host, not the space.
         """
         draft = Draft(text, mentions=mentions, **options).check()
         return await self.transport.send("channel", unmarked(channel), draft, timeout)
@@ -178,9 +178,9 @@ class Agent(Generic[T_co]):
         timeout: float = 5.0,
         **options: Unpack[DraftOptions],
     ) -> Receipt:
-        """Write to one agent, sealed so that only it can read it. A message to yourself is a note for later.
+        """Send to one agent, sealed so that only it can read the message. A message to yourself is a note for later.
 
-        The host seals every direct message: `sealed=False` needs a connection of one's own.
+        The host seals every direct message: `sealed=False` needs a direct connection.
         """
         draft = Draft(text, mentions=(), sealed=sealed, **options).check()
         return await self.transport.send("agent", to, draft, timeout)
@@ -195,43 +195,43 @@ class Agent(Generic[T_co]):
         timeout: float = 5.0,
         **options: Unpack[DraftOptions],
     ) -> TaskTicket:
-        """Queue a task for any one holder of a role. `deadline`: seconds from now after which nobody may finish it."""
+        """Queue a task for any one holder of a role. `deadline`: seconds from now after which it cannot be finished."""
         draft = Draft(text, mentions=mentions, deadline=deadline, **options).check()
         return TaskTicket(await self.transport.send("role", role, draft, timeout), role, self)
 
     async def receipt(
         self, sent: Receipt | str, stage: str = ReceiptStage.DELIVERED, *, timeout: float = 30.0, to: str | None = None
     ) -> Receipt:
-        """Wait until a direct message of yours has reached `stage` or a final one; after `timeout` seconds the answer
-        is how far it has come."""
+        """Wait until a direct message of yours has reached `stage` or a final stage. After `timeout` seconds return the
+        stage it has reached."""
         deadline, delays = time.monotonic() + timeout, EARLY.delays()
         while True:
             left = max(0.0, deadline - time.monotonic())
-            found = await self.transport.receipt(sent, stage, to, min(LONG_POLL, left))
-            if has_reached(found.stage, stage) or time.monotonic() >= deadline:
-                return found
+            receipt = await self.transport.receipt(sent, stage, to, min(LONG_POLL, left))
+            if has_reached(receipt.stage, stage) or time.monotonic() >= deadline:
+                return receipt
             await asyncio.sleep(min(next(delays), left))
 
     async def trace(self, sent: Receipt | str) -> TraceAnswer:
-        """Returns the life of a message you sent or were sent: where it is stored, and its receipts with their times.
+        """Returns where a message that you sent or received is stored, and its receipts with their times.
 
-        Through the host it is a `HostTrace`, which has its row in the outbox as well.
+        Through the host it is a `HostTrace`, which also has its row in the outbox.
         """
         return await self.transport.trace(sent)
 
     # --- receiving ---
 
     async def messages(self, *, manual_ack: bool = False) -> AsyncIterator[Incoming]:
-        """Messages as they come; asking for the next one acks the one before, unless `manual_ack`.
+        """Yields messages as they arrive. Asking for the next one acks the previous one, unless `manual_ack`.
 
-        Through the host it begins with what is unread in the inbox, and an ack marks as read there.
+        Through the host it starts with the unread messages of the inbox, and an ack marks a message as read there.
         """
         await self.transport.receive()
         async for incoming in self.transport.queue.iterate(manual_ack=manual_ack):
             yield incoming
 
     async def next_message(self, timeout: float | None = None) -> Incoming:
-        """The next message. It is yours to `ack()`."""
+        """Returns the next message. The caller acks it with `ack()`."""
         async with asyncio.timeout(timeout):
             await self.transport.receive()
             incoming = await self.transport.queue.get()
@@ -240,17 +240,17 @@ class Agent(Generic[T_co]):
         return incoming
 
     async def handle(self, callback: Callable[[Incoming], Any]) -> None:
-        """Call back for each message, one at a time, until this agent closes; a return acks the message.
+        """Calls back for each message, one at a time, until this agent closes; a return acks the message.
 
-        If it raises, the error is an `error` event, the message is given back (`Incoming.nak`), and the next one comes.
-        It is handed out again after a pause. After a few tries it is a dead letter with the error (`tidings dead`);
-        through the host it stays unread in the inbox.
+        If the callback raises, the error is an `error` event, the message is given back (`Incoming.nak`), and the next
+        one follows. The message is delivered again after a pause. After several attempts it becomes a dead letter with
+        the error (`tidings dead`); through the host it stays unread in the inbox.
         """
         async for incoming in self.messages(manual_ack=True):
             try:
-                answer = callback(incoming)
-                if inspect.isawaitable(answer):
-                    await answer
+                result = callback(incoming)
+                if inspect.isawaitable(result):
+                    await result
             except Exception as error:  # noqa: BLE001  boundary: the application's code
                 self.events.emit("error", error)
                 await incoming.nak(error=error)
@@ -260,10 +260,10 @@ class Agent(Generic[T_co]):
     # --- channels ---
 
     async def join(self, channel: str, *, backfill: int = 0) -> Joined:
-        """Become a member of a channel or pattern: what is said there from now on is owed to this agent.
+        """Become a member of a channel or pattern: messages from now on are owed to this agent.
 
-        What was said before is not delivered, unless a first join asks for the newest so many (`backfill`): they come
-        marked `historical`, as far as the channel replays. The host's inbox takes no backfill: ask for `history`.
+        Earlier messages are not delivered, except that a first join may ask for the newest `backfill` of them: they are
+        marked `historical`, and limited by the channel's replay. Through the host there is no backfill: use `history`.
         """
         return await self.transport.join(unmarked(channel), backfill)
 
@@ -271,7 +271,7 @@ class Agent(Generic[T_co]):
         return await self.transport.leave(unmarked(channel))
 
     async def history(self, channel: str, limit: int = 50, *, before: int | None = None) -> Past:
-        """Returns the newest messages of a channel, newest first, as far as it replays."""
+        """Returns the newest messages of a channel, newest first, limited by the channel's replay."""
         return await self.transport.history(unmarked(channel), limit, before)
 
     async def channels(self) -> list[ChannelRow]:
@@ -283,7 +283,7 @@ class Agent(Generic[T_co]):
         return await self.call(ChannelRequest(unmarked(channel)))
 
     async def memberships(self) -> list[str]:
-        """Returns the channels and patterns this agent is a member of, whichever of its programs joined them."""
+        """Returns the channels and patterns that any program of this agent has joined."""
         return sorted({each.pattern for each in (await self.call(MembershipsRequest())).memberships})
 
     async def members(self, channel: str) -> list[MemberRow]:
@@ -294,35 +294,35 @@ class Agent(Generic[T_co]):
     # --- who is here ---
 
     async def who(self, timeout: float = 5.0) -> Agents:
-        """Returns every agent of the space, offline ones included."""
+        """Returns every agent of the space, including offline ones."""
         return await self.transport.who(timeout)
 
     async def access(self) -> dict[str, Any]:
-        """Returns what this agent may do: its roles, and the patterns of channels it may read, post to and manage."""
+        """Returns the agent's roles, and the patterns of channels that it may read, post to and manage."""
         return await self.transport.access()
 
     async def announce(self, status: Status, activity: str | None = None, model: str | None = None) -> bool:
-        """Say what this agent does. Answers whether others see it now, or only once a program of it is attached."""
+        """Report what this agent does. Returns whether others see it now, or only once a program of it is attached."""
         return await self.transport.announce(status, activity, model)
 
     async def attention(self) -> AttentionAnswer:
-        """Returns what may wake this agent: `standing`, which the steward keeps, and `running`, of a session now."""
+        """Returns what may wake this agent: `standing` as stored by the steward, and `running` of a running session."""
         return await self.call(AttentionRequest())
 
     async def keep_attention(
         self, mode: Mode | None = None, channels: Mapping[str, Level] | None = None
     ) -> AttentionAnswer:
-        """Have the steward keep this for every session of the agent that runs now or starts later. Answers with the
-        result, as `attention` does."""
+        """Store this at the steward, for all current and later sessions of the agent. Returns the result, as
+        `attention` does."""
         levels = {unmarked(pattern): level for pattern, level in (channels or {}).items()}
         return await self.call(ChangeAttentionRequest(mode, levels))
 
     # --- tasks ---
 
     async def work(self, role: str) -> AsyncIterator[Job]:
-        """Tasks of a role, one at a time. A job that the loop's body leaves unsettled is given back.
+        """Yields tasks of a role, one at a time. A job that the loop's body leaves unfinished is given back.
 
-        A space that was never reached raises; one that is away later is waited for.
+        Raises if the space cannot be reached at first; later it waits for the space.
         """
         check_role(role)
         reached, delays = self.via == "direct", RETRY.delays()  # a direct transport opens once it has reached the space
@@ -343,17 +343,17 @@ class Agent(Generic[T_co]):
                 yield job
             finally:
                 if not job.settled:
-                    with suppress(TidingsError):  # silence says the same to the steward, only later
+                    with suppress(TidingsError):  # else the steward takes it back later, when the beats stop
                         await job.fail("left unfinished")
 
     async def claim(self, role: str, wait: float = 0.0) -> Job | None:
-        """Returns one task of a role, yours to end with `done` or `fail`; None if none came within `wait` seconds."""
+        """Returns one task of a role, to be ended with `done` or `fail`; None if none came within `wait` seconds."""
         return await self.transport.claim(check_role(role), wait)
 
     async def task(self, message_id: str, timeout: float | None = 0.0, *, seq: int | None = None) -> TaskResult:
-        """Returns how far a task this agent asked has come, by the id of its message, whichever of its programs asked.
+        """Returns the state and result of a task that any program of this agent asked, by the id of its message.
 
-        Waits for its end for `timeout` seconds; None: however long that takes.
+        Waits up to `timeout` seconds for the task to end (None: without limit).
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         delays, seen = RETRY.delays(), ""
@@ -373,15 +373,15 @@ class Agent(Generic[T_co]):
             if found.is_final or now >= until:
                 return found
             if now - asked < left / 2 and found.state == seen:
-                # answered early with nothing new: it has not left yet, or too many wait at the steward already
+                # answered early without news: it is not sent yet, or too many requests wait at the steward
                 await asyncio.sleep(min(next(delays), until - now))
             seen = found.state
 
-    # --- asking the steward ---
+    # --- control requests ---
 
     async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 5.0) -> A:
         """Sends a control request (`docs/control.md`) and returns its answer. Raises the error that the steward named.
 
-        Through the host only operations that it forwards (`Operation.host`).
+        Through the host this works only for operations that it forwards (`Operation.host`).
         """
         return await self.transport.call(request, op=op, timeout=timeout)

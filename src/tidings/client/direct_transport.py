@@ -1,7 +1,7 @@
-"""A connection to the space itself: the transport of `tidings.connect(via="direct")`, and of the host.
+"""`DirectTransport`: a connection to the space, for `tidings.connect(via="direct")` and for the host.
 
-It joins, sends, receives and reconnects by itself, and delivers each message once. Sending answers when the log has
-the message (`confirmed`); what cannot be known raises `OutcomeUnknown`.
+It reconnects by itself and delivers each message once. A send returns when the log has the message (`confirmed`), and
+raises `OutcomeUnknown` if that cannot be known.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ from tidings.wire.names import check_channel, is_agent_id, unmarked
 from tidings.wire.roster import AgentEntry, Status
 
 SAVE_EVERY = 0.5
-#: opening waits so long for the roster; a steward that is away is not waited for
+#: seconds that opening waits for the roster; without a steward it opens without one
 ROSTER_PATIENCE = 2.0
 A = TypeVar("A")
 T = TypeVar("T")
 
 
 class DirectTransport(Transport):
-    """The connection of one agent, and what it knows of its space."""
+    """The connection of one agent, and its view of the space."""
 
     via = "direct"
 
@@ -89,10 +89,10 @@ class DirectTransport(Transport):
         self._state_path = state
         self._ping_interval = ping_interval
         self._role = role
-        #: the row of the roster it was made of, and how this agent signs
-        self._speaks_as: tuple[AgentEntry | None, Sender] | None = None
+        #: the sender that this agent signs as, with the roster row it was made of
+        self._cached_sender: tuple[AgentEntry | None, Sender] | None = None
         self._receives = receive
-        #: whether this transport holds the receiving session and pulls its mailboxes, and who is about to see to that
+        #: whether this transport holds the receiving session and pulls its mailboxes; the lock is held to start that
         self._receiving = False
         self._beginning = asyncio.Lock()
         self._saver: asyncio.Task[None] | None = None
@@ -101,13 +101,13 @@ class DirectTransport(Transport):
         self.events = Events()
         self.events.on_inner("gap", lambda gap: self.events.emit("notice", notices.of_gap(gap)))
         self.events.on_inner("error", self._notice_loss)
-        #: ids of what this program was told of damage: every snapshot has all of it again
-        self._told_damage: set[str] = set()
-        #: receive only in the place of the session of this number, which ended; None: in anybody's
+        #: ids of damage notices that were emitted: every roster snapshot repeats all of them
+        self._emitted_damage: set[str] = set()
+        #: replace only the ended session with this number; None: replace any session
         self.receives_after: int | None = None
-        #: go on with the receiving session of this number, unless there is a newer one
+        #: continue the receiving session with this number, unless there is a newer one
         self.resumes_session: int | None = None
-        #: hear the number of the receiving session
+        #: called with the number of the receiving session
         self.on_session_number: Callable[[int], None] | None = None
 
     # --- life ---
@@ -128,7 +128,7 @@ class DirectTransport(Transport):
         self.roster.on_links.append(self.links.hear)
         self.opener = RecordOpener(self.identity.subjects, self.identity.space_id, self.links)
         self.read_state = ReadState(self._state_path)
-        self.read_state.save()  # an empty memory is one too: what comes after it is known to be new
+        self.read_state.save()  # even if empty: later messages are then known to be new
         introduce = self.directory.introduce
         self.intake = Intake(self.id, self.opener, self.read_state, self.presence, introduce, self.queue, self.events)
         self._log = LogReader(self.connection, self.opener)
@@ -138,7 +138,7 @@ class DirectTransport(Transport):
             self.links.follow_epoch,
             self._channels.follow_epoch,
         ]
-        self.roster.on_damage.append(self._tell_damage)
+        self.roster.on_damage.append(self._emit_damage)
         self._membership_watch = MembershipWatch(
             self.connection, self.roster, self._channels, lambda: self._frames.begun
         )
@@ -199,10 +199,10 @@ class DirectTransport(Transport):
         elif isinstance(error, LogRegressed):
             self.events.emit("notice", notices.of_regress(error))
 
-    def _tell_damage(self, row: DamageRow) -> None:
+    def _emit_damage(self, row: DamageRow) -> None:
         notice = notices.of_damage(row)
-        if notice.id not in self._told_damage:
-            self._told_damage.add(notice.id)
+        if notice.id not in self._emitted_damage:
+            self._emitted_damage.add(notice.id)
             self.events.emit("notice", notice)
 
     def _report(self, event: str, value: Any) -> None:
@@ -218,14 +218,14 @@ class DirectTransport(Transport):
         await self._direct.close()
 
     async def resolve(self, name: str) -> AgentEntry:
-        """The agent that is meant by an id or a name."""
+        """Returns the agent with this id or name."""
         return await self.roster.find(name)
 
     async def _agent_id(self, to: str) -> str:
         return to if is_agent_id(to) else (await self.resolve(to)).id
 
     async def _reader_id(self, to: str) -> str:
-        """Of whoever a direct message is to; DeniedError if none may go there."""
+        """Returns the recipient's id of a direct message. Raises DeniedError if the agent takes none."""
         row = self.roster.get(to) if is_agent_id(to) else await self.resolve(to)
         return check_takes_mail(row).id if row is not None else to
 
@@ -247,7 +247,7 @@ class DirectTransport(Transport):
 
     @property
     def incarnation(self) -> str | None:
-        """The run of the broker this transport is connected to; None while it is not."""
+        """The broker run that this transport is connected to; None while disconnected."""
         connection = self.connection
         return connection.incarnation_of(connection.current) if connection.state == "ready" else None
 
@@ -265,7 +265,7 @@ class DirectTransport(Transport):
         return plain(await self._access.record())
 
     async def _with_new_access(self, act: Callable[[], Awaitable[T]]) -> T:
-        """Do something; if it is refused and the access was widened since we connected, do it with the new one."""
+        """Calls `act`. If it is denied and access was widened since we connected, calls it again with the new one."""
         used = self.connection.token_used
         try:
             return await act()
@@ -286,7 +286,7 @@ class DirectTransport(Transport):
         return Left(found.state, found.seq, found.open, found.still_covered_by)
 
     async def watch(self, pattern: str) -> None:
-        """See the live copies of a channel or pattern without joining it."""
+        """Receive the live copies of a channel or pattern without joining it."""
         await self._channels.watch(unmarked(pattern))
 
     @property
@@ -298,7 +298,7 @@ class DirectTransport(Transport):
         return await self._past(records, reached)
 
     async def recall(self, channel: str, since: int, limit: int = 200) -> Past:
-        """Messages after a sequence, oldest first, as far as the channel replays; `gone` says what the log lost."""
+        """Returns messages after a sequence, oldest first, limited by the channel's replay, with what the log lost."""
         records, reached, _head = await self._log.since(check_channel(unmarked(channel)), since, limit)
         return await self._past(records, reached)
 
@@ -342,7 +342,7 @@ class DirectTransport(Transport):
         return Receipt(composed.id, stored.seq, to=target)
 
     async def unheard(self, channel: str, mentioned: Iterable[Mention], timeout: float = 2.0) -> tuple[str, ...]:
-        """Which mentions in a channel reach nobody, in sentences: the steward knows who is in it, and who may be."""
+        """Returns a warning for each mentioned agent that does not receive the channel."""
         names = {each.id: self._shown_name(each) for each in mentioned if each.id != self.id}
         if not names:
             return ()
@@ -362,31 +362,31 @@ class DirectTransport(Transport):
         return row.name if row is not None else mention.name
 
     def _warnings(self, channel: str) -> tuple[str, ...]:
-        """What a mention does not do on this channel, as far as its class is known here."""
+        """Returns a warning about mentions if the channel is known to be a live one."""
         if self._channels.class_of(channel) != "live" or self.roster.backstop.running:
             return ()
-        return (f"{channel} is a live channel: whoever is mentioned and away does not get this",)
+        return (f"{channel} is a live channel: mentioned agents that are offline do not get this",)
 
     async def receipt(self, sent: Receipt | str, stage: str, to: str | None, wait: float) -> Receipt:
         mid, sent_to, seq = (sent, None, 0) if isinstance(sent, str) else (sent.id, sent.to, sent.seq)
         known_to, known_seq = self._direct.sent.get(mid, (sent_to, seq))
         target = await self._agent_id(to) if to else known_to
         if target is None:
-            raise UsageError(f"message {mid} was not sent as a direct message by this process: say `to` whom")
+            raise UsageError(f"this process did not send a direct message {mid}: pass its recipient as `to`")
         # the steward refuses a stage that does not exist
         request = WaitForReceiptRequest(mid, target, seq=known_seq, stage=stage, wait=wait)  # type: ignore[arg-type]
         answer = await self.connection.call(request, timeout=wait + 5)
         return Receipt(mid, known_seq, answer.stage, to=target, why=answer.why)
 
     async def tell_read(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
-        """Say of direct messages that were kept (`Incoming.keep`) that they were read, in whatever process that was.
+        """Report direct messages that any process has kept (`Incoming.keep`) as read.
 
-        Answers once it is recorded, and which of them nobody remembers any more. Telling again does no harm.
+        Returns, once that is recorded, those that no longer exist. Reporting again does no harm.
         """
         return await tell(self.connection, kept, "read", timeout)
 
     async def tell_delivered(self, *kept: DirectRef, timeout: float = 5.0) -> list[DirectRef]:
-        """The same for `delivered`, which `keep` tells too, but only while its process lives."""
+        """Report them as `delivered`. `keep` reports this too, but only while its process lives."""
         return await tell(self.connection, kept, "delivered", timeout)
 
     async def trace(self, sent: Receipt | str) -> TraceAnswer:
@@ -394,17 +394,17 @@ class DirectTransport(Transport):
         return await self.connection.call(TraceRequest(mid, seq or self._direct.sent.get(mid, ("", 0))[1]))
 
     def _sender(self) -> Sender:
-        """The role is one the access record grants, as far as the roster is known."""
+        """Returns the sender that this agent signs as. If the roster is known, its access record grants the role."""
         row = self.roster.rows.get(self.identity.id)
-        if self._speaks_as is None or self._speaks_as[0] is not row:
+        if self._cached_sender is None or self._cached_sender[0] is not row:
             roles = row.roles if row is not None else (self._role,)
-            self._speaks_as = row, speaking_as(self.identity, roles, self._role)
-        return self._speaks_as[1]
+            self._cached_sender = row, speaking_as(self.identity, roles, self._role)
+        return self._cached_sender[1]
 
     async def publish(self, prepared: Prepared, *, timeout: float = 5.0, only: str | None = None) -> Stored:
-        """Store what was prepared (`client/publishing`), perhaps long ago and by another process of this agent.
+        """Publish a prepared message (`client/publishing`), perhaps prepared long ago by another process of this agent.
 
-        `only`: the incarnation of the broker that may have it; UnreachableError, at once, if that is not connected.
+        `only`: the broker run that may store it; raises UnreachableError at once if another one or none is connected.
         """
         stored = await self.publisher.publish(prepared, timeout, only)
         if prepared.kind == "dm":
@@ -432,7 +432,7 @@ class DirectTransport(Transport):
     # --- receiving ---
 
     async def receive(self) -> None:
-        """Take the session and pull the mailboxes, unless that is so already or this transport only sends and looks."""
+        """Takes the session and pulls the mailboxes. Does nothing if it does so already, or with `receive=False`."""
         if self._receives and not self._receiving:
             async with self._beginning:
                 await self._begin_receiving()

@@ -1,11 +1,11 @@
-"""HTTP to the host of this machine: asyncio over its unix socket, connections kept for the next request.
+"""`HostClient`: HTTP to the host of this machine over its unix socket, with asyncio and kept connections.
 
     host = HostClient(home)
     status = await host.call(HostStatusRequest())
 
-The protocol is h11's; here are the socket, the pool and what each failure means. Refusals are raised as the class of
-their code. HostUnreachable: the request was not taken, or changes nothing; OutcomeUnknown: it may have been taken.
-Without a session the host tells states and counts, never contents; sessions are in `host_transport.py`.
+h11 implements the protocol; this module has the socket, the pool and the errors. A refusal raises the class of its
+code. HostUnreachable: the request had no effect, or changes nothing; OutcomeUnknown: it may have taken effect.
+Without a session the host answers with states and counts, never contents; sessions are in `host_transport.py`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from tidings.errors import (
 from tidings.util.private_sockets import connect_at_once, peer_uid
 from tidings.version import __version__
 
-#: seconds an answer may take beyond what was asked to be waited for
+#: seconds that an answer may take, in addition to the requested wait
 PATIENCE = 10.0
 FIND_PATIENCE = 2.0
-#: a stream that says nothing for so long, not even that it lives, is dead
+#: seconds without an event or a keepalive after which a stream is dead
 STREAM_SILENCE = 45.0
-#: connections that are kept for the next request
+#: idle connections that are kept for the next request
 MOST_IDLE = 4
 READ = 64 * 1024
 #: the stream of events; everything else is an operation
@@ -53,7 +53,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """`message` or `notice`: a row of the inbox, `row` its number. `state`: how the agent's connection is now."""
+    """`kind` is `message` or `notice` for the inbox row `row`, or `state` for the state of the agent's connection."""
 
     kind: str
     row: int | None
@@ -67,14 +67,14 @@ class HostClient:
         self.home = home
         self.socket = socket_path(home)
         self.patience = patience
-        #: what the host said it is, once `health` asked
+        #: the host's version and process, known after `health`
         self.version: str | None = None
         self.pid: int | None = None
         self._idle: list[_Connection] = []
 
     @classmethod
     async def find(cls, home: Path) -> HostClient | None:
-        """The host of this home, if it answers. ConfigError if it speaks another version than this program."""
+        """Returns the host of this home if it answers, else None. Raises ConfigError if its API has another version."""
         client = cls(home)
         try:
             await client.health(timeout=FIND_PATIENCE)
@@ -85,7 +85,7 @@ class HostClient:
 
     @property
     def mismatch(self) -> str | None:
-        """What to say if the host is of another release than this program."""
+        """Returns a warning if the host runs another release than this program."""
         if self.version in (None, __version__):
             return None
         return (
@@ -97,19 +97,19 @@ class HostClient:
         while self._idle:
             self._idle.pop().close()
 
-    # --- what needs no session ---
+    # --- requests without a session ---
 
     async def health(self, timeout: float | None = None) -> None:
-        """Asks which version runs there. Raises ConfigError if it speaks another version than this program."""
-        found = await self.call(HostHealthRequest(), timeout=timeout)
-        self.version, self.pid = found.version, found.pid
-        if found.api != API:
+        """Reads the host's version. Raises ConfigError if its API has another version than this program's."""
+        answer = await self.call(HostHealthRequest(), timeout=timeout)
+        self.version, self.pid = answer.version, answer.pid
+        if answer.api != API:
             raise ConfigError(
-                f"the host runs Tidings {self.version} and speaks version {found.api}, this is {__version__} "
-                f"and speaks {API}: `tidings host down`, then `tidings host up`"
+                f"the host runs Tidings {self.version} with API version {answer.api}, this is {__version__} "
+                f"with API version {API}: `tidings host down`, then `tidings host up`"
             )
 
-    # --- asking ---
+    # --- requests ---
 
     async def call(
         self,
@@ -120,8 +120,8 @@ class HostClient:
         wait: float = 0.0,
         timeout: float | None = None,
     ) -> A:
-        """Sends one request and returns its answer. `op`, `wait`: of a request that the host forwards, the id under
-        which it takes effect once, and seconds that the steward may take beyond the usual."""
+        """Sends one request and returns its answer. For a request that the host forwards, `op` is the id under which it
+        takes effect once, and `wait` the additional seconds that the steward may take."""
         operation, payload = request.operation, _encoded(request)
         options = {name: value for name, value in (("op", op), ("wait", wait)) if value}
         if options and operation.server != "host":
@@ -138,7 +138,7 @@ class HostClient:
         return operation.read_answer(answer)  # type: ignore[no-any-return]
 
     async def stream(self, token: str, after: int | None) -> AsyncIterator[ServerEvent]:
-        """One connection of events, behind a row; ends when the host ends it. HostUnreachable if it goes away."""
+        """Yields the events after a row until the host ends the stream. Raises HostUnreachable if the host stops."""
         headers = [("Accept", "text/event-stream")] + ([] if after is None else [("Last-Event-ID", str(after))])
         async with self._asking(EVENTS, STREAM_SILENCE, changes=False, fresh=True) as connection:
             async with asyncio.timeout(self.patience):
@@ -146,25 +146,25 @@ class HostClient:
                 status = await connection.status()
             if status != 200:
                 raise _refusal(status, await connection.rest())
-            lines = _Lines()
+            parser = _EventParser()
             while True:
                 async with asyncio.timeout(STREAM_SILENCE):
                     data = await connection.data()
                 if data is None:
                     return
-                for event in lines.fed(data):
+                for event in parser.feed(data):
                     yield event
 
     @asynccontextmanager
     async def _asking(
         self, what: str, timeout: float, *, changes: bool, fresh: bool = False
     ) -> AsyncIterator[_Connection]:
-        """A connection for one request, kept if it may have another; its failures as errors of ours."""
-        connection = None if fresh else self._kept()
+        """Yields a connection for one request and keeps it afterwards if possible. Translates its errors into ours."""
+        connection = None if fresh else self._take_idle()
         try:
             connection = connection or await self._connect(timeout)
         except (OSError, TimeoutError) as error:
-            why = getattr(error, "strerror", None) or str(error) or "nobody takes the connection"
+            why = getattr(error, "strerror", None) or str(error) or "the connection was not accepted"
             raise HostUnreachable(f"no host answers at {self.socket} ({why}): `tidings host up` starts it") from error
         try:
             if fresh:
@@ -177,12 +177,12 @@ class HostClient:
         except (OSError, TimeoutError) as error:
             raise self._lost(what, changes, error) from error
         finally:
-            if not fresh and connection.may_ask_again() and len(self._idle) < MOST_IDLE:
+            if not fresh and connection.start_next() and len(self._idle) < MOST_IDLE:
                 self._idle.append(connection)
             else:
                 connection.close()
 
-    def _kept(self) -> _Connection | None:
+    def _take_idle(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
@@ -195,18 +195,18 @@ class HostClient:
             raw = await connect_at_once(self.socket)
         try:
             if peer_uid(raw) != os.geteuid():
-                raise ConfigError(f"{self.socket} is served by another user: nothing was said to it")
+                raise ConfigError(f"another user serves {self.socket}: nothing was sent")
             return _Connection(*await asyncio.open_connection(sock=raw), raw)
         except BaseException:
             raw.close()
             raise
 
     def _lost(self, what: str, changes: bool, error: Exception) -> TidingsError:
-        """Returns the error for an answer that did not come."""
+        """Returns the error for a missing answer."""
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         if not changes:
-            return HostUnreachable(f"the host at {self.socket} did not answer `{what}` ({why}): ask again")
-        return OutcomeUnknown(f"the host did not answer `{what}` ({why}): it may be done or not, ask again")
+            return HostUnreachable(f"the host at {self.socket} did not answer `{what}` ({why}): retry")
+        return OutcomeUnknown(f"the host did not answer `{what}` ({why}): it may have taken effect; retry")
 
 
 class _Connection:
@@ -220,8 +220,8 @@ class _Connection:
     def is_open(self) -> bool:
         return not (self._reader.at_eof() or self._writer.is_closing())
 
-    def may_ask_again(self) -> bool:
-        """Was the last answer read to its end, and does the other side want more? Ready for the next, if so."""
+    def start_next(self) -> bool:
+        """Prepares for the next request. False if the last answer was not read to its end, or the connection closes."""
         if (self._http.our_state, self._http.their_state) != (h11.DONE, h11.DONE) or not self.is_open:
             return False
         self._http.start_next_cycle()
@@ -230,7 +230,7 @@ class _Connection:
     async def send(self, request: h11.Request, payload: bytes) -> None:
         parts = [self._http.send(request), self._http.send(h11.Data(payload)), self._http.send(h11.EndOfMessage())]
         self._writer.write(b"".join(part for part in parts if part))
-        # it may answer and close before it has read everything, and then its answer says why
+        # the host may refuse and close before it has read everything; then its answer has the reason
         with suppress(BrokenPipeError, ConnectionResetError):
             await self._writer.drain()
 
@@ -241,7 +241,7 @@ class _Connection:
         return event.status_code
 
     async def data(self) -> bytes | None:
-        """What comes next of the answer's body; None at its end."""
+        """Returns the next part of the answer's body; None at its end."""
         event = await self._next()
         return bytes(event.data) if isinstance(event, h11.Data) else None
 
@@ -271,18 +271,18 @@ def _request(method: str, path: str, token: str | None, headers: list[tuple[str,
 
 
 def json_value(value: Any) -> Any:
-    """Returns a value of a program as JSON that is ready to send. Raises UsageError if it is none."""
+    """Returns a value of a program as encoded JSON. Raises UsageError if that is impossible."""
     try:
         return msgspec.Raw(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"this cannot be written as JSON: {error}") from error
+        raise UsageError(f"the value cannot be written as JSON: {error}") from error
 
 
 def _encoded(request: Request[Any]) -> bytes:
     try:
         return msgspec.json.encode(request)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise UsageError(f"this cannot be written as JSON: {error}") from error
+        raise UsageError(f"the request cannot be written as JSON: {error}") from error
 
 
 def _refusal(status: int, body: bytes) -> TidingsError:
@@ -291,13 +291,13 @@ def _refusal(status: int, body: bytes) -> TidingsError:
         code, message = str(refusal["code"]), str(refusal["message"])
     except (ValueError, LookupError, TypeError):
         if status == 503:
-            return HostBusy("the host has as many connections as it takes: ask again in a moment")
-        return TidingsError(f"the host answered {status} with something else than JSON: see `tidings host status`")
+            return HostBusy("the host has too many connections: retry in a moment")
+        return TidingsError(f"the host answered {status} without JSON: see `tidings host status`")
     return ERRORS_BY_CODE.get(code, TidingsError)(message)
 
 
-class _Lines:
-    """Server-Sent Events out of bytes; comments, which say that the host lives, are passed over."""
+class _EventParser:
+    """Parses Server-Sent Events from bytes. Ignores comments, which the host sends as keepalives."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -306,10 +306,10 @@ class _Lines:
     def _begin(self) -> None:
         self._kind, self._row, self._data = "message", None, []  # type: str, int | None, list[str]
 
-    def fed(self, data: bytes) -> list[ServerEvent]:
-        *whole, self._rest = (self._rest + data).split(b"\n")
+    def feed(self, data: bytes) -> list[ServerEvent]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
         found: list[ServerEvent] = []
-        for line in whole:
+        for line in lines:
             text = line.decode("utf-8").rstrip("\r")
             if text:
                 self._take(*text.split(":", 1) if ":" in text else (text, ""))
@@ -330,5 +330,5 @@ class _Lines:
 
 
 def socket_path(home: Path) -> Path:
-    """Where the host of a home listens: spelled one way, because sessions are proven for it."""
+    """Returns the path of the host's socket without symbolic links, because session proofs contain it."""
     return Path(os.path.realpath(home)) / "run" / "host.sock"

@@ -1,7 +1,7 @@
-"""Tasks of an agent at the host: asked through its outbox, claimed and held by the host for this program's session.
+"""`HostTasks`: the tasks that a program holds through the host, as `client/tasks.py` is for a direct connection.
 
-It is what a `Job` and a `TaskTicket` stand on there, as `client/tasks.py` is for a direct connection. The host beats
-for what is held while this program says that it lives, and gives it back when the session ends or falls silent.
+The host claims a task for the program's session. It beats for the task while the program reports that it lives, and
+gives the task back when the session ends or falls silent. A `Job` calls `finish` and `give_up` here.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tidings.wire.message import Sender, check_said
 if TYPE_CHECKING:
     from tidings.client.host_transport import HostTransport
 
-#: how often the host hears that a program lives which holds a task, and after how long without that it gives it back
-SIGN_EVERY, SILENCE = 5.0, 30.0
-#: the same for what was claimed without saying so: the host gives it back after a quarter of an hour
-QUIET_SIGN_EVERY = 120.0
+#: seconds between reports that a worker lives, and without one until the host gives its task back
+REPORT_EVERY, SILENCE = 5.0, 30.0
+#: seconds between reports for a claim without `silence`, which the host gives back after a quarter of an hour
+SLOW_REPORT_EVERY = 120.0
 LONGEST_SETTLING = 86_400.0
-#: seconds that the host waits for a steward in any case
+#: seconds that the host always allows the steward for an answer
 CALL_PATIENCE = 5.0
 
 
 class HostTasks:
-    """The tasks that a program holds through the host: what a `Job` needs to go on."""
+    """The tasks that a program holds through the host."""
 
     def __init__(self, transport: HostTransport) -> None:
         self.transport = transport
         self._open: dict[str, Job] = {}
-        #: how many calls wait for a task
+        #: number of calls that wait for a task
         self._claiming = 0
         self._undoing: set[asyncio.Task[None]] = set()
 
@@ -57,7 +57,7 @@ class HostTasks:
         try:
             found = (await self.transport.call(request)).task
         except asyncio.CancelledError:
-            # the host gives back what its program did not wait for, unless the answer was on its way already
+            # the host gives a task back if the program stopped waiting, unless the answer was already sent
             self._undoing.add(undoing := asyncio.create_task(self._give_back_unseen()))
             undoing.add_done_callback(self._undoing.discard)
             raise
@@ -68,19 +68,19 @@ class HostTasks:
         job = self._open.get(found.id)
         if job is not None and job.attempt == found.attempt:
             return job
-        if job is not None:  # it was given back meanwhile, and came to us once more
-            self._lose(job, f"task {job.message.id} was given back and claimed anew")
-        return self._begin(found, SIGN_EVERY if silence else QUIET_SIGN_EVERY)
+        if job is not None:  # it was given back meanwhile, and is claimed for us a second time
+            self._lose(job, f"task {job.message.id} was given back and claimed again")
+        return self._begin(found, REPORT_EVERY if silence else SLOW_REPORT_EVERY)
 
     async def claimed(self, message_id: str) -> Job:
-        """One that an earlier program of a borrowed session claimed is claimed again, which changes nothing."""
+        """Returns a held task. Claims it again if an earlier program of a borrowed session claimed it."""
         job = self._open.get(message_id)
         if job is None:
             held = (await self.transport.call(contract.HeldTaskRequest())).held
             if held and held.mine and held.id == message_id:
                 job = await self.claim(held.role, 0.0)
         if job is None or job.message.id != message_id:
-            raise UnknownMessage(f"this session holds no task {message_id[:64]}: it was given back, or is another's")
+            raise UnknownMessage(f"this session holds no task {message_id[:64]}: it ended or another session holds it")
         return job
 
     def _begin(self, found: contract.HeldTask, every: float) -> Job:
@@ -89,26 +89,26 @@ class HostTasks:
         place = found.seq, found.role, found.attempt
         job = Job(*place, found.deadline, message, asker, self, found.origin_id)
         self._open[message.id] = job
-        job._beating = asyncio.create_task(self._show_life(job, every))
+        job._beating = asyncio.create_task(self._report_life(job, every))
         return job
 
-    async def _show_life(self, job: Job, every: float) -> None:
-        """Let the host hear that this program lives, which never starts one. What it does not hold any more is lost."""
+    async def _report_life(self, job: Job, every: float) -> None:
+        """Reports to a running host that this program lives. A task that the host no longer holds is lost."""
         while not job.settled:
             await asyncio.sleep(every)
             try:
                 held = (await self.transport.call(contract.HeldTaskRequest(), starts=False)).held
             except UnreachableError:
-                continue  # it is asked again; one that stopped has given back what it held
-            except TidingsError as error:  # the session ended, and with it what it held
+                continue  # asked again; a host that stopped has given the task back
+            except TidingsError as error:  # the session ended, and the host gave the task back
                 self._lose(job, str(error))
                 return
             if not held or not held.mine or held.id != job.message.id:
-                self._lose(job, f"the host does not hold task {job.message.id} for this program any more")
+                self._lose(job, f"the host no longer holds task {job.message.id} for this program")
                 return
 
     def _lose(self, job: Job, why: str) -> None:
-        """It is not ours any more. Whoever settles it hears so from the host."""
+        """Records that the job is no longer ours. The host refuses to finish it."""
         job.lost = why
         self._open.pop(job.message.id, None)
         if job._beating not in (None, asyncio.current_task()):
@@ -116,12 +116,12 @@ class HostTasks:
         self.transport.events.emit("error", ConflictError(why))
 
     async def _give_back_unseen(self) -> None:
-        """What came for a call that was given up. One that is held already came by another call, which was not; and
-        whoever else waits for a task gets this one."""
+        """Gives back a task that the host claimed for a cancelled call. Keeps it if another call has returned it, or if
+        another call waits for a task and will get this one."""
         with suppress(TidingsError):
             held = (await self.transport.call(contract.HeldTaskRequest(), starts=False)).held
             if held and held.mine and held.id not in self._open and not self._claiming:
-                await self.transport.call(contract.GiveUpTaskRequest(held.id, "the call that claimed it was given up"))
+                await self.transport.call(contract.GiveUpTaskRequest(held.id, "the call that claimed it was cancelled"))
 
     async def finish(self, job: Job, text: str | None, data: Any) -> None:
         check_said(text, more=True)
@@ -133,9 +133,9 @@ class HostTasks:
         return (await self._settle(job, request)).state
 
     async def _settle(self, job: Job, request: Request[contract.SettleTaskAnswer]) -> contract.SettleTaskAnswer:
-        """A space that is away is waited for, until the deadline; the host goes on trying when we do not."""
+        """Waits for an unreachable space until the deadline. The host continues to retry if we stop waiting."""
         if job.settled:
-            raise UsageError(f"task {job.seq} is settled already")
+            raise UsageError(f"task {job.seq} has already been finished or given back")
         try:
             patience = min(LONGEST_SETTLING, max(0.0, job.deadline - time.time()))
             answer = await self.transport.call(request, timeout=CALL_PATIENCE + patience)
@@ -153,7 +153,7 @@ class HostTasks:
             job._beating.cancel()
 
     async def close(self) -> None:
-        """Give back what is still held, in bounded time; what cannot be said now the end of the session says."""
+        """Gives back held tasks, in bounded time. The end of the session gives back any that are left."""
         for job in list(self._open.values()):
             with suppress(TidingsError, TimeoutError):
                 async with asyncio.timeout(2):

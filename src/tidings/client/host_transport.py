@@ -1,9 +1,9 @@
-"""The transport of `tidings.connect(via="host")`: through the host of this machine, with its outbox and inbox on disk.
+"""`HostTransport`: the way through the host of this machine, for `tidings.connect(via="host")`.
 
-What is sent is `stored` at once and leaves by itself; what came is in the inbox until it is read, whether or not a
-program ran. A request is one exchange over a connection that is kept. A session that the host forgot is opened anew
-(`SessionSource`); a host that is gone is looked for once (`find_host`), and everything here may be asked twice, because
-sends carry their ids. What nobody asked for, such as following and signs of life, never starts a host.
+The host stores a sent message at once and sends it later by itself; it receives mail into its inbox while no program
+runs. A request is one exchange over a kept connection. If the host has forgotten the session, a new one is opened
+(`SessionSource`); if the host is gone, it is looked for once (`find_host`). Every request may be repeated, because
+sends carry their ids. Requests in the background, such as following and liveness reports, never start a host.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from tidings.wire.message import Draft, new_id, write_parts
 from tidings.wire.roster import Status
 
 A = TypeVar("A")
-#: messages of a page of the inbox, and of a channel's past
+#: messages in a page of the inbox, and of a channel's history
 PAGE, HISTORY_PAGE = contract.MAX_ROWS, contract.MAX_HISTORY
 RETRY = Backoff(0.1, 2.0)
-#: seconds for what a program was done with to reach the host when it closes
+#: seconds that closing allows for the last acks to reach the host
 CLOSE_PATIENCE = 2.0
-#: states of a row of the outbox that has not left
+#: states of an outbox row that is not sent yet
 WAITING = ("pending", "inflight")
 
 
@@ -69,15 +69,15 @@ class HostTransport(Transport):
         retry: Retry | None = None,
     ) -> None:
         self._find, self._source = find_host, source
-        #: over looking for the host and opening a session: calls that fail together do it once
+        #: held while looking for the host or opening a session: calls that fail together do it once
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
         self._closed = False
         self._following: asyncio.Task[None] | None = None
         self._tasks = HostTasks(self)
-        #: rows that are settled, and of which the host has not heard
+        #: rows that are acked, and not yet marked as read at the host
         self._unmarked: set[int] = set()
-        self._connection_told: str | None = None
+        self._emitted_state: str | None = None
         self.queue = Inbox(inbox)
         self.events = Events()
         self._unread = UnreadRows(self.queue, self.events, retry or Retry(), self._mark_soon)
@@ -105,8 +105,8 @@ class HostTransport(Transport):
             raise
 
     async def close(self) -> None:
-        """Give back what is claimed, and end the session, unless it is somebody else's. Who closes it once more waits
-        for that."""
+        """Give back claimed tasks, and end the session unless it is borrowed. A second call waits for the first to
+        finish."""
         async with self._closing:
             if self._closed:
                 return
@@ -127,17 +127,17 @@ class HostTransport(Transport):
                 await self.end_session()
 
     async def end_session(self) -> bool:
-        """Its token is worth nothing from now on. False: the host could not write that yet and tries again; one that is
-        killed before it could would take this token again."""
+        """End the session: its token becomes invalid. False: the host could not store that yet and retries; if it is
+        killed before, the token is valid again."""
         return (await self.host.call(contract.EndSessionRequest(), token=self.session.token)).written
 
-    # --- asking ---
+    # --- requests ---
 
     async def call(
         self, request: Request[A], /, *, op: str | None = None, timeout: float = CALL_PATIENCE, starts: bool = True
     ) -> A:
         """Sends one request in this agent's session: an operation of the host, or one that it forwards to the steward.
-        `starts`: a host that is gone is looked for, and asked once more."""
+        `starts`: if the host is gone, look for it or start it, and retry once."""
         wait = max(0.0, timeout - CALL_PATIENCE)
 
         async def once(session: SessionFile) -> A:
@@ -176,8 +176,8 @@ class HostTransport(Transport):
     # --- sending ---
 
     async def send(self, addressee: Addressee, to: str, draft: Draft, timeout: float) -> Receipt:
-        """The host answers once it is on disk, and waits `timeout` seconds for the space, unless that is known to be
-        away. Asked again under the same id it is the same message."""
+        """Hands a message to the host, which answers once it is on disk. It waits up to `timeout` seconds for the
+        space, unless that is known to be unreachable. Repeating an id sends once."""
         if addressee == "agent" and not draft.sealed:
             raise UsageError("the host seals every direct message: connect with via='direct' to send one unsealed")
         mid = draft.id or new_id()
@@ -195,15 +195,15 @@ class HostTransport(Transport):
             id=mid,
             wait=timeout,
         )
-        found = await self._insisting(mid, lambda: self.call(request))
-        if found.state in ("dead", "cancelled"):
-            why = found.why or f"it is {found.state}"
-            raise ERRORS_BY_CODE.get(str(found.code), TidingsError)(f"message {mid} was not sent: {why}")
-        return Receipt(**(asdict(found) | {"seq": found.seq or 0}))
+        answer = await self._send_with_retry(mid, lambda: self.call(request))
+        if answer.state in ("dead", "cancelled"):
+            why = answer.why or f"it is {answer.state}"
+            raise ERRORS_BY_CODE.get(str(answer.code), TidingsError)(f"message {mid} was not sent: {why}")
+        return Receipt(**(asdict(answer) | {"seq": answer.seq or 0}))
 
-    async def _insisting(self, mid: str, ask: Callable[[], Awaitable[A]]) -> A:
-        """Ask twice if the first answer was lost: the id is the same, so it is one message. One that hangs is not
-        asked twice."""
+    async def _send_with_retry(self, mid: str, ask: Callable[[], Awaitable[A]]) -> A:
+        """Asks again if the answer was lost: the id is the same, so it is one message. Does not ask again after a
+        timeout."""
         try:
             return await ask()
         except OutcomeUnknown as error:
@@ -215,7 +215,7 @@ class HostTransport(Transport):
             raise _in_doubt(mid, error) from error
 
     async def receipt(self, sent: Receipt | str, stage: str, to: str | None, wait: float) -> Receipt:  # noqa: ARG002
-        """`to` is known to the outbox."""
+        """The outbox knows `to`."""
         mid = sent if isinstance(sent, str) else sent.id
         found = await self.call(contract.MessageReceiptRequest(mid, stage, wait))  # type: ignore[arg-type]
         return Receipt(mid, found.seq or 0, found.stage, to=found.to, why=found.why)
@@ -223,7 +223,7 @@ class HostTransport(Transport):
     # --- the outbox ---
 
     async def outbox(self, state: str | None = None, limit: int = 50, before: int | None = None) -> list[Json]:
-        """What this agent handed over, newest first; `before`: rows below that one."""
+        """Returns the messages in this agent's outbox, newest first. `before`: rows below this one."""
         rows: list[Json] = []
         while len(rows) < limit:
             wanted = min(PAGE, limit - len(rows))
@@ -236,7 +236,7 @@ class HostTransport(Transport):
         return rows
 
     async def outbox_row(self, message_id: str) -> Json:
-        """One row, with `chain`: what it replaced and what replaced it."""
+        """Returns one row, with `chain`: the messages that it replaced or was replaced by."""
         return to_json(await self.call(contract.ShowOutboxRequest(message_id)))
 
     # --- the inbox ---
@@ -257,8 +257,8 @@ class HostTransport(Transport):
         wait: float = 0.0,
         starts: bool = True,
     ) -> list[Json]:
-        """Rows of the inbox, oldest first, with the fields of `InboxMessage`. `sender`: name or id; `newest`: the last
-        of them instead of the first; `after`, `before`: rows between; `wait`: seconds, if there is none yet."""
+        """Returns rows of the inbox, oldest first, with the fields of `InboxMessage`. `sender`: name or id; `newest`:
+        the last page instead of the first; `after`, `before`: only rows in between; `wait`: seconds to wait for one."""
         request = contract.ListInboxRequest(
             unread=unread,
             sender=sender,
@@ -275,18 +275,18 @@ class HostTransport(Transport):
         return [to_json(each) for each in (await self.call(request, starts=starts)).messages]
 
     async def unread(self) -> dict[str, int]:
-        """How many unread rows: `direct`, `channel` and `notice`."""
+        """Returns the number of unread rows by kind: `direct`, `channel` and `notice`."""
         return (await self.call(contract.UnreadCountsRequest())).unread
 
     async def mark_read(self, rows: Sequence[int]) -> int:
-        """How many of these became read now."""
+        """Marks rows as read. Returns how many of them were unread."""
         return (await self.call(contract.MarkReadRequest(tuple(rows)))).read
 
     async def thread(self, message_id: str, *, starts: bool = True) -> list[Json]:
         return [to_json(each) for each in (await self.call(contract.ThreadRequest(message_id), starts=starts)).messages]
 
     async def newest_row(self) -> int:
-        """Asked by whoever follows, for ever: no host is started for it."""
+        """Returns the newest row, 0 if there is none. Does not start a host, because followers call it repeatedly."""
         session = self.session
         try:
             found = await self.inbox(newest=True, limit=1, starts=False)
@@ -296,8 +296,8 @@ class HostTransport(Transport):
         return int(found[-1]["row"]) if found else 0
 
     async def follow(self, after: int | None) -> AsyncIterator[ServerEvent]:
-        """Rows behind `after` (None: those that come from now on), then each as it comes, and states of the connection.
-        Ends when the host ends it; HostUnreachable if it goes away."""
+        """Yields rows after `after` (None: only new rows), then each as it arrives, and states of the connection. Ends
+        when the host ends the stream; raises HostUnreachable if the host stops."""
         session = self.session
         try:
             async with aclosing(self.host.stream(session.token, after)) as stream:  # type: ignore[type-var]
@@ -307,7 +307,7 @@ class HostTransport(Transport):
             await self._renewed(session)
 
     async def rows(self, after: int) -> AsyncIterator[ServerEvent]:
-        """Every row behind `after`, each once and in order, for ever: a host that goes away is waited for."""
+        """Yields every row after `after`, each once and in order, without end. Waits for a host that is down."""
         delays = RETRY.delays()
         while True:
             try:
@@ -320,7 +320,7 @@ class HostTransport(Transport):
                 pass
             await asyncio.sleep(next(delays))
 
-    # --- receiving as a program does ---
+    # --- receiving ---
 
     async def receive(self) -> None:
         if not self.session.receive:
@@ -329,14 +329,14 @@ class HostTransport(Transport):
             self._following = asyncio.create_task(self._keep_following())
 
     async def _keep_following(self) -> None:
-        """Until it cannot go on: then whoever waits for a message hears why, instead of waiting for ever."""
+        """Follows the inbox. On an error that ends this, everything that waits for a message gets the error."""
         try:
             await self._follow_inbox()
         except Exception as error:  # noqa: BLE001  boundary: raised again where messages are waited for
             self.queue.close(error)
 
     async def _follow_inbox(self) -> None:
-        """What is unread, then what comes. A host that goes away is waited for, and it goes on where it was."""
+        """Hands out unread rows, then new ones. Waits for a host that is down, and continues where it stopped."""
         after, delays = 0, RETRY.delays()
         begun = None
         while True:
@@ -352,14 +352,14 @@ class HostTransport(Transport):
                     async for event in events:
                         delays = RETRY.delays()
                         if event.kind == "state":
-                            self._tell_state(event.data)
+                            self._emit_state(event.data)
                         elif event.row is not None:
                             await self._take(event.data)
                             after = event.row
             except NoSession:
                 raise
-            except TidingsError as error:  # away, busy, a full disk: each ends
-                self._tell_state({"state": "reconnecting"})
+            except TidingsError as error:  # unreachable, busy, a full disk: none is permanent
+                self._emit_state({"state": "reconnecting"})
                 self.events.emit("error", error)
             await asyncio.sleep(next(delays))
 
@@ -371,24 +371,24 @@ class HostTransport(Transport):
             elif self.events.is_heard("notice"):
                 self.events.emit("notice", Notice(**(row["notice"] | {"text": row["text"]})))
                 await self.mark_read([row["row"]])
-        except (WireError, LookupError, TypeError, ValueError) as error:  # of a newer host; it stays unread there
-            self.events.emit("error", UsageError(f"row {row.get('row')} of the inbox cannot be read here: {error}"))
+        except (WireError, LookupError, TypeError, ValueError) as error:  # a newer host wrote it; it stays unread
+            self.events.emit("error", UsageError(f"cannot read row {row.get('row')} of the inbox: {error}"))
 
     async def _mark_soon(self, row: int) -> None:
-        """A host that is away hears of it when it is back: what the program is done with does not end its loop."""
+        """Marks a row as read. If the host is down, the row is marked later, so that an ack does not end a loop."""
         self._unmarked.add(row)
         with suppress(UnreachableError, OutcomeUnknown, HostBusy, StoreError):
             await self._mark_late()
 
     async def _mark_late(self) -> None:
-        """What is settled, also while the host was away. Marking twice does no harm."""
+        """Marks all rows that were acked, even while the host was down. Marking twice does no harm."""
         if late := sorted(self._unmarked):
             await self.mark_read(late)
             self._unmarked.difference_update(late)
 
-    def _tell_state(self, health: Json) -> None:
-        if health["state"] != self._connection_told:
-            self._connection_told = health["state"]
+    def _emit_state(self, health: Json) -> None:
+        if health["state"] != self._emitted_state:
+            self._emitted_state = health["state"]
             self.events.emit("connection", health["state"])
         if health.get("superseded"):
             self.events.emit("superseded", health)
@@ -397,7 +397,7 @@ class HostTransport(Transport):
 
     async def join(self, channel: str, backfill: int) -> Joined:
         if backfill:
-            raise UsageError("the inbox of the host takes no past: ask for `history` after joining")
+            raise UsageError("the host has no backfill: call `history` after joining")
         found = await self.call(contract.JoinChannelRequest(channel))
         return Joined(**asdict(found))
 
@@ -441,20 +441,19 @@ class HostTransport(Transport):
         take_over: bool = False,
         silence: float | None = None,
     ) -> Job | None:
-        """The host beats for it while this program lives, and gives it back when the session ends.
-        An agent holds one task at a time: claimed again, it is the same one. `take_over`: also if another program of
-        this agent holds it, which is gone. A session that makes no request for `silence` seconds (a quarter of an hour,
-        unless said) gives it back."""
+        """Claims a task. The host beats for it while this program lives, and gives it back when the session ends, or
+        makes no request for `silence` seconds (default: a quarter of an hour). An agent holds one task at a time;
+        claiming again returns it. `take_over`: also if another program of this agent holds it, which is gone."""
         if looping:
             wait, silence = wait / 4, SILENCE
         return await self._tasks.claim(role, wait, take_over=take_over, silence=silence)
 
     async def claimed(self, message_id: str) -> Job:
-        """The task of that id in the hands of this session; UnknownMessage if it holds no such task."""
+        """Returns the task with this id. Raises UnknownMessage if this session does not hold it."""
         return await self._tasks.claimed(message_id)
 
     async def result(self, message_id: str, seq: int | None, wait: float) -> TaskResult:  # noqa: ARG002
-        """`stored` while it waits in the outbox, which knows its `seq`."""
+        """The state is `stored` while the task waits in the outbox, which knows its `seq`."""
         found = await self.call(contract.TaskStateRequest(message_id, wait))
         if found.state in WAITING:
             found.state = "stored"

@@ -429,7 +429,7 @@ class Tasks:
     async def _settle(self, job: Job, request: Request[T]) -> T:
         """Tell the steward, again and again while it is away, until the deadline: the same request each time."""
         if job.settled:
-            raise UsageError(f"task {job.seq} is settled already")
+            raise UsageError(f"task {job.seq} has already been finished or given back")
         op, delays = new_id(), RETRY.delays()
         while True:
             try:

@@ -1,10 +1,9 @@
-"""How an agent reaches its space: what a `Transport` does, and the values that its methods take and answer with.
+"""`Transport`, the way of an agent to its space, and the types of its arguments and results.
 
-`DirectTransport` (`client/direct_transport.py`) holds a connection to the space itself; `HostTransport`
-(`client/host_transport.py`) asks the host of this machine, which has an outbox and an inbox on disk. A transport moves
-things and does not decide: what a program may say, how long it waits, what it is handed again and what ends a wait is
-written once, in `Agent` (`client/agent.py`). Both answer with the same types and raise the same errors, and
-`tests/contract/` holds both to it.
+`DirectTransport` (`client/direct_transport.py`) holds a connection to the space; `HostTransport`
+(`client/host_transport.py`) talks to the host of this machine, which has an outbox and an inbox on disk. A transport
+moves data and decides nothing: `Agent` (`client/agent.py`) checks arguments, and decides how long to wait and retry.
+Both transports return the same types and raise the same errors; `tests/contract/` tests that.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ if TYPE_CHECKING:
     from tidings.client.tasks import Job, TaskResult
 
 Via = Literal["direct", "host"]
-#: what a message is addressed to
+#: the kind of destination of a message
 Addressee = Literal["channel", "agent", "role"]
 A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """How far a message has come. `stored`: the outbox of the host has it and sends it; `confirmed`: the space has it,
-    at `seq`. A direct message has later stages: see `ReceiptStage`."""
+    """The stage that a message has reached. `stored`: it is in the host's outbox; `confirmed`: the space has it, at
+    `seq`. A direct message has later stages: see `ReceiptStage`."""
 
     id: str
     #: 0 until the space has it
     seq: int
     stage: str = ReceiptStage.CONFIRMED.value
     warnings: tuple[str, ...] = ()
-    #: id of the agent that a direct message went to
+    #: id of the recipient of a direct message
     to: str | None = None
-    #: why no reader shows it, if its stage is `void`, or why it did not leave
+    #: why readers reject it, if its stage is `void`, or why it was not sent
     why: str = ""
-    #: number and state of its row in the outbox of the host, and the code of the error that ended it
+    #: number and state of its row in the host's outbox, and the code of the error that ended it
     row: int | None = None
     state: str | None = None
     code: str | None = None
@@ -51,7 +50,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The result of a join. `durable` is False with a `reason` while the steward or durable delivery is away."""
+    """The result of a join. `durable` is False with a `reason` while the steward or durable delivery is down."""
 
     channel: str
     state: str
@@ -64,9 +63,9 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The result of a leave: `left`, or `absent` if it was not joined; patterns that still cover the channel.
+    """The result of a leave: `left`, or `absent` without a membership; joined patterns that still cover the channel.
 
-    `open`: the membership that another program of this agent has begun since, if one has."""
+    `open`: the join of a membership that another program of this agent has opened since."""
 
     state: str
     seq: int
@@ -79,9 +78,9 @@ class Agents(list[AgentEntry]):
 
     def __init__(self, found: Iterable[AgentEntry], *, reason: str = "", delay: str = "") -> None:
         super().__init__(found)
-        #: why these are the agents as last seen, with the status `offline`; empty if the space was asked now
+        #: why these are the agents last seen, with the status `unknown`; empty if the space answered
         self.reason = reason
-        #: a sentence about durable delivery that is late; empty if it is not
+        #: a sentence if durable delivery is late, else empty
         self.delay = delay
 
     @property
@@ -92,14 +91,13 @@ class Agents(list[AgentEntry]):
 class Transport(Protocol):
     """The way of one agent to its space. `Agent` opens it once and closes it once.
 
-    `close` stops taking messages, then tells the other side what it must hear while it can: waiting acks and receipts,
-    tasks that the program holds, the end of the session. Then it closes connections and files. It closes `queue` too,
-    so that every loop over messages ends.
+    `close` stops receiving, then sends what is pending while it can: acks and receipts, tasks to give back, the end of
+    the session. Then it closes connections and files. It also closes `queue`, so that every loop over messages ends.
     """
 
     via: ClassVar[Via]
     events: Events
-    #: messages that wait for the program
+    #: received messages that wait for the program
     queue: Inbox
 
     @property
@@ -121,13 +119,13 @@ class Transport(Protocol):
         self.events.on(event, callback)
 
     async def call(self, request: Request[A], /, *, op: str | None = None, timeout: float = 5.0) -> A:
-        """Ask the steward."""
+        """Send a control request to the steward."""
 
     async def send(self, addressee: Addressee, to: str, draft: Draft, timeout: float) -> Receipt:
-        """Compose a draft and hand it over."""
+        """Compose and send a draft."""
 
     async def receive(self) -> None:
-        """Put messages into `queue` from now on. Does nothing if it does so already."""
+        """Start to put messages into `queue`. Does nothing if already started."""
 
     async def join(self, channel: str, backfill: int) -> Joined: ...
 
@@ -142,12 +140,12 @@ class Transport(Protocol):
     async def announce(self, status: Status, activity: str | None, model: str | None) -> bool: ...
 
     async def receipt(self, sent: Receipt | str, stage: str, to: str | None, wait: float) -> Receipt:
-        """Ask once how far a direct message has come, and let the other side wait so many seconds for `stage`."""
+        """Ask once for the stage of a direct message. The other side waits up to `wait` seconds for `stage`."""
 
     async def trace(self, sent: Receipt | str) -> TraceAnswer: ...
 
     async def claim(self, role: str, wait: float, *, looping: bool = False) -> Job | None:
-        """Claim a task. `looping`: for a `work` loop, which asks again and again."""
+        """Claim a task. `looping`: for a `work` loop, which claims repeatedly."""
 
     async def result(self, message_id: str, seq: int | None, wait: float) -> TaskResult:
-        """Ask once how far a task has come, and let the other side wait so many seconds for its end."""
+        """Ask once for the state of a task. The other side waits up to `wait` seconds for its end."""

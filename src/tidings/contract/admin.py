@@ -12,7 +12,7 @@ from tidings.contract.core import Answer, EmptyAnswer, Request, operation
 from tidings.wire.links import MOST_HOPS
 from tidings.wire.rulings import ChannelClass, Count, Switch
 
-#: seconds for which a request for what an invitation promises may wait
+#: seconds for which a request that redeems an invitation may wait
 ACCEPT_WAIT = 40.0
 
 
@@ -28,7 +28,7 @@ class AccessChangedAnswer(Answer):
 
 @operation("admin grant", caller="admin", once=True)
 class GrantRequest(Request[AccessChangedAnswer], kw_only=True):
-    """Write an access record. The fields besides `id` are those of the record."""
+    """Write the access record of an agent. The other fields are those of the record."""
 
     id: str
     name: str
@@ -70,7 +70,7 @@ class IssuedRequest(Request[IssuedAnswer]):
 
 
 class UnreadAnswer(Answer):
-    """Counts of unread messages. `words` states them in English; it is empty if all are 0."""
+    """Counts of unread messages. `words`: the counts as an English phrase; empty if all are 0."""
 
     direct: int
     copies: int
@@ -81,7 +81,7 @@ class UnreadAnswer(Answer):
 
 @operation("admin unread", caller="admin", changes=False)
 class UnreadRequest(Request[UnreadAnswer]):
-    """Count what an agent has not read."""
+    """Count the messages that an agent has not read."""
 
     id: str
 
@@ -90,7 +90,7 @@ class UnreadRequest(Request[UnreadAnswer]):
 
 
 class DefaultsChange(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Changes to the defaults of channels. `null` resets one."""
+    """Changes to the channel defaults of a space. `null` resets one."""
 
     cls: ChannelClass | UnsetType | None = msgspec.field(name="class", default=UNSET)
     replay: bool | UnsetType | None = UNSET
@@ -98,7 +98,7 @@ class DefaultsChange(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class PartsChange(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Changes to the parts of a space."""
+    """Changes to the optional parts of a space."""
 
     deliver: Switch | UnsetType = UNSET
     archive: Switch | UnsetType = UNSET
@@ -106,7 +106,7 @@ class PartsChange(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 @operation("admin space_set", caller="admin", once=True)
 class ChangeSpaceRequest(Request[SpaceSettingsAnswer], kw_only=True):
-    """Change the space's settings. Settings that are not mentioned stay; `null` resets one to its default."""
+    """Change the space's settings. Missing settings stay; `null` resets one to its default."""
 
     defaults: DefaultsChange | UnsetType = UNSET
     channels: Literal["open", "listed"] | UnsetType = UNSET
@@ -154,7 +154,7 @@ class TableAnswer(Answer):
 
 @operation("admin table", caller="admin", changes=False)
 class TableRequest(Request[TableAnswer]):
-    """Read the table of memberships as of a sequence, in pages."""
+    """Read the table of the space after the record at `seq`, in pages (default: the newest)."""
 
     seq: Count | None = None
     offset: Count = 0
@@ -166,7 +166,7 @@ class AcknowledgeAnswer(Answer):
 
 @operation("admin acknowledge", caller="admin")
 class AcknowledgeRequest(Request[AcknowledgeAnswer]):
-    """Confirm that the owner has seen the reported losses, so that health stops reporting them."""
+    """Acknowledge the reported losses, so that health stops reporting them."""
 
 
 # --- links ---
@@ -180,7 +180,7 @@ class LinkChangedAnswer(Answer):
 
 @operation("admin link_set", caller="admin", once=True)
 class SetLinkRequest(Request[LinkChangedAnswer], kw_only=True):
-    """Write a link record: what passes between this space and another. Fields that are missing take their default."""
+    """Write a link record: what passes between this space and another. Missing fields get their default."""
 
     link: str
     origin: str
@@ -225,8 +225,8 @@ class LinkRecordsRequest(Request[LinkRecordsAnswer]):
 
 
 class SealedAnswer(Answer):
-    """JSON, sealed for the key that asked (libsodium's sealed box), because everyone who has the invitation hears the
-    answer: to `offer` an `OfferedLink`, to `redeem` a `PlaceGrant` or a `LinkGrant`."""
+    """JSON in a sealed box (libsodium) for the caller's key, because everyone with the invitation receives the answer:
+    to `offer` an `OfferedLink`, to `redeem` a `PlaceGrant` or a `LinkGrant`."""
 
     sealed: bytes
 
@@ -239,16 +239,16 @@ class OfferedLink(Answer):
 
 
 class Grant(Answer, kw_only=True):
-    """A token, and how the space is reached with it."""
+    """A token, and the addresses at which the space accepts it."""
 
     jwt: str
-    #: the certificate of the authority that the invitation names, and behind it that of its successor if there is one
+    #: the certificate of the authority that the invitation names, followed by that of its successor if there is one
     authority: bytes
-    #: the length of the first of them
+    #: the length of the first certificate
     authority_bytes: int
-    #: the servers of a NATS that others run; empty if the space has its own
+    #: the addresses of an external NATS; empty if the space has its own server
     servers: str
-    #: the other ports at the same host; 0 if there is none
+    #: ports at the address of the invitation; 0 if there is none
     port: int
     ws_port: int
 
@@ -259,7 +259,7 @@ class GrantedAgent(Answer):
 
 
 class PlaceGrant(Grant, kw_only=True):
-    """The fields of a bundle besides its seed. `succeeds`: the keys that this one replaces, newest first."""
+    """The fields of an agent's bundle except the seed. `succeeds`: the keys that this one replaces, newest first."""
 
     space_id: str
     steward_key: str
@@ -268,7 +268,7 @@ class PlaceGrant(Grant, kw_only=True):
 
 
 class LinkGrant(Grant, kw_only=True):
-    """`called`: the name of the accepting space on the inviting one. `unreached`: why that cannot reach it yet."""
+    """`called`: the accepting space's name in the inviting one. `unreached`: why the inviting space cannot reach it."""
 
     link: str
     called: str
@@ -277,8 +277,8 @@ class LinkGrant(Grant, kw_only=True):
 
 @operation("accept redeem", caller="invited", waits=ACCEPT_WAIT)
 class RedeemRequest(Request[SealedAnswer], kw_only=True):
-    """Become an agent by an invitation, or with `text` accept the link it offers on these terms. `sig` is by the new
-    key and `proof` by the space that accepts a link, both in base64."""
+    """Accept an invitation: become an agent, or with `text` accept the offered link on these terms. In base64: `sig`, a
+    signature by the new key, and `proof`, one by the space that accepts a link."""
 
     id: str
     sig: str
@@ -289,7 +289,7 @@ class RedeemRequest(Request[SealedAnswer], kw_only=True):
 
 @operation("accept offer", caller="invited")
 class OfferRequest(Request[SealedAnswer], kw_only=True):
-    """Read the link that an invitation offers. `sig` is by a new key and `proof` by `space`, both in base64."""
+    """Read the link that an invitation offers. Signatures in base64: `sig` by a new key and `proof` by `space`."""
 
     id: str
     sig: str

@@ -21,7 +21,7 @@ SessionId = Annotated[str, Meta(min_length=8, max_length=64)]
 
 
 class AccessAnswer(Answer):
-    """`authority`: the certificates (DER, concatenated) that a bundle trusts at this address; empty if the space has no
+    """`authority`: the certificates (DER, concatenated) that clients trust at this address; empty if the space has no
     authority of its own."""
 
     access: Access
@@ -38,14 +38,14 @@ class AccessRequest(Request[AccessAnswer]):
 
 
 class KeptAttention(Struct, frozen=True):
-    """The attention that the steward keeps for an agent. A later change has a higher number (milliseconds)."""
+    """The attention that the steward stores for an agent. `number` (milliseconds) increases with each change."""
 
     attention: Attention
     number: Count
 
 
 class AttentionAnswer(Answer):
-    """`standing` is kept by the steward, under `number` (0: none is kept). `running`: what a session says now."""
+    """`standing` and its `number` are stored by the steward (0: none). `running`: the setting of a running session."""
 
     standing: Attention | None
     number: int
@@ -54,7 +54,7 @@ class AttentionAnswer(Answer):
 
 @operation("attention get", host=True, changes=False)
 class AttentionRequest(Request[AttentionAnswer]):
-    """Show what may wake this agent. `session` is left out of `running`."""
+    """Show what may wake this agent. `running` ignores `session`."""
 
     session: str | None = None
 
@@ -72,14 +72,14 @@ class ChangeAttentionRequest(Request[AttentionAnswer]):
 
 
 class BeatAnswer(Answer):
-    """`boot` identifies the term of the steward."""
+    """`boot` identifies the run of the steward."""
 
     boot: str
 
 
 @operation("presence beat")
 class BeatRequest(Request[BeatAnswer], kw_only=True):
-    """State what one session of this agent does. Clients publish it without waiting for an answer."""
+    """Report what one session of this agent does. Clients publish it without waiting for an answer."""
 
     session: Session
     status: Status
@@ -89,7 +89,7 @@ class BeatRequest(Request[BeatAnswer], kw_only=True):
 
 
 class SessionAnswer(Answer):
-    """`unsettled`: the number of frames that the session before this one received and did not settle."""
+    """`unsettled`: the number of frames that the previous session received and did not ack."""
 
     number: int
     superseded: bool
@@ -99,8 +99,8 @@ class SessionAnswer(Answer):
 
 @operation("session take")
 class TakeSessionRequest(Request[SessionAnswer]):
-    """Receive as this session. `held`: its number, if it has one; it never replaces a newer session. `ended`: take it
-    only in place of the session of this number."""
+    """Make this the receiving session. `held`: its number, if it has one; it never replaces a newer session. `ended`:
+    do so only in place of the session with this number."""
 
     session: SessionId
     held: Annotated[int, Meta(ge=1, le=2**53 - 1)] | None = None
@@ -115,7 +115,7 @@ class ReleaseSessionRequest(Request[EmptyAnswer]):
 
 
 class EndedSessionAnswer(Answer):
-    """`ended`: the number of the session that received last, or null while it may be alive."""
+    """`ended`: the number of the last receiving session, or null while it may be alive."""
 
     ended: int | None
 
@@ -141,7 +141,7 @@ class DamageRow(Answer, kw_only=True):
 
 
 class RosterAnswer(Answer):
-    """A page of agents, ordered by id; deltas of `boot` with a number above the `n` of the first page apply to it.
+    """A page of agents, ordered by id; published changes of `boot` numbered above the first page's `n` apply to it.
     `ttl`: seconds without a beat after which an agent is offline. `rotations`: the records that named a new steward
     key. `unheard`: linked spaces whose agents are not known now, with `starting` or `paused`."""
 
@@ -175,14 +175,14 @@ class NameRow(Answer):
 
 
 class NamesAnswer(Answer):
-    """Ids that the space does not know are missing. Agents of linked spaces are called `name@space`."""
+    """Unknown ids are missing. Agents of linked spaces are called `name@space`."""
 
     names: dict[str, NameRow]
 
 
 @operation("roster names", host=True, changes=False)
 class NamesRequest(Request[NamesAnswer]):
-    """Look up the names and roles of agents by id, also of revoked ones."""
+    """Look up the names and roles of agents by id, including revoked agents."""
 
     ids: Annotated[tuple[str, ...], Meta(max_length=MOST_NAMES)]
 
@@ -216,8 +216,8 @@ class SpaceRequest(Request[SpaceSettingsAnswer]):
 
 class LinkVersionRow(Answer, kw_only=True):
     """What a link imports from `seq` on, up to the next row of the same link. `origin`: the id of the linked space;
-    `space`: its name here. Both maps lead from its channels to ours, `beyond` for each space behind it. `mail`,
-    `tasks`: whether direct messages and tasks come in."""
+    `space`: its name here. `channels` maps its channels to ours, `beyond` those of each space behind it. `mail`,
+    `tasks`: whether direct messages and tasks are imported."""
 
     link: str
     seq: int
@@ -233,8 +233,8 @@ class LinkVersionRow(Answer, kw_only=True):
 
 
 class LinksAnswer(Answer):
-    """Rows ordered by link, then by sequence. `newest`: the sequence of the newest link record. `through`: up to there
-    no change is missing from the rows."""
+    """Rows ordered by link, then by sequence. `newest`: the sequence of the newest link record. `through`: the rows are
+    complete up to this sequence."""
 
     links: tuple[LinkVersionRow, ...]
     next: str | None
@@ -245,7 +245,7 @@ class LinksAnswer(Answer):
 
 @operation("space links", host=True, changes=False)
 class LinksRequest(Request[LinksAnswer]):
-    """List what each link of the space imports, and since when, in pages."""
+    """List what each link of the space imports, from which sequence on, in pages."""
 
     after: str | None = None
 
@@ -254,7 +254,7 @@ class LinksRequest(Request[LinksAnswer]):
 
 
 class GateFacts(Answer):
-    """Whether the log takes messages. `closed_by` is `disk` or `budget`."""
+    """Whether the log accepts messages. `closed_by` is `disk` or `budget`."""
 
     open: bool
     used: int
@@ -290,7 +290,7 @@ class HealthAnswer(Answer, kw_only=True):
 
 @operation("health ping", host=True, changes=False)
 class HealthRequest(Request[HealthAnswer]):
-    """Report every fact of the space and its problems, after a real round trip."""
+    """Report the state of the space and its problems, after a round trip to the broker."""
 
 
 class DescribeAnswer(Answer):

@@ -9,7 +9,7 @@ from tidings.contract import admin, agents, channels, host, link_worker, links, 
 from tidings.contract.core import DECLARED, SERVED, CallerKind
 
 MODULES = (channels, agents, admin, links, mail, tasks, host, link_worker)
-#: those of the steward, in this order, whichever module was imported first
+#: the operations of the steward, in the order of `MODULES`, independent of import order
 OPERATIONS = {
     name: each
     for module in MODULES
@@ -20,9 +20,9 @@ __all__ = ["MODULES", "OPERATIONS", "SERVED", "services_of"]
 
 
 def services_of(*callers: CallerKind) -> tuple[str, ...]:
-    """Returns the services of the steward that these callers may reach, caller by caller, sorted.
+    """Returns the services of the steward that these kinds of callers may reach, sorted for each kind.
 
-    The broker's permissions have this order; a test holds their digest.
+    The broker's permissions keep this order; a test compares their digest.
     """
     reached = ({each.service for each in OPERATIONS.values() if each.caller == caller} for caller in callers)
     return tuple(name for names in reached for name in sorted(names))

@@ -30,7 +30,7 @@ class LastMessage(Answer):
 
 
 class ChannelSettings(Answer, kw_only=True):
-    """The settings in effect on a channel. `own` names those that the channel's record sets itself."""
+    """The current settings of a channel. `own` names those that its own record sets."""
 
     channel: str
     cls: ChannelClass = msgspec.field(name="class")
@@ -48,8 +48,8 @@ class ChannelSettings(Answer, kw_only=True):
 
 
 class JoinAnswer(ChannelSettings, kw_only=True):
-    """`state` is `opened` or `resumed`. `left`: where this membership has ended since, if the request is a repeat.
-    `agreed`: up to where this log equals the one the caller knew, if they differ."""
+    """`state` is `opened` or `resumed`. `left`: if the request is a repeat, the sequence at which the membership has
+    ended since. `agreed`: if this log differs from the one the caller knew, the last sequence at which they agree."""
 
     state: str
     seq: int
@@ -71,7 +71,7 @@ class JoinRequest(Request[JoinAnswer]):
 
 
 class LeaveAnswer(Answer):
-    """`state` is `left` or `absent`. `open`: the join of another membership of this pattern that remains."""
+    """`state` is `left` or `absent`. `open`: the join of another membership of this pattern that is still open."""
 
     state: str
     seq: int
@@ -122,7 +122,7 @@ class MembersRequest(Request[MembersAnswer]):
 
 
 class AudienceAnswer(Answer):
-    """The agents that do not receive the channel, each with the reason: `member`, `read` or `space`."""
+    """The agents that do not receive the channel, each with what is missing: `member`, `read` (access) or `space`."""
 
     deaf: dict[str, str]
     seq: int
@@ -153,7 +153,7 @@ class ChannelsAnswer(Answer):
 
 @operation("channel list", host=True, changes=False)
 class ChannelsRequest(Request[ChannelsAnswer]):
-    """List the channels that this agent may read, in pages."""
+    """List the channels that this agent may read and that have settings or members, in pages."""
 
     after: str | None = None
 
@@ -197,8 +197,8 @@ class ChangeChannelRequest(Request[ChannelChangedAnswer]):
 
 
 class HistoryAnswer(Answer):
-    """`next` continues the page as `before` or `after`. `links`: the sequence of the newest link record. `void`: the
-    number of records that were left out because no rule of the space allows them."""
+    """`next` continues as `before` or `after`. `links`: the sequence of the newest link record. `void`: the number of
+    rejected records that were left out."""
 
     records: tuple[RawRecord, ...]
     more: bool

@@ -35,8 +35,8 @@ Number = Annotated[float, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 #: the process that answers an operation
 Server = Literal["steward", "host", "link worker"]
-#: who may call an operation. The broker's permissions derive from it. The host knows an agent by its session; a user is
-#: any program of the same operating system user
+#: the kind of caller that an operation allows. The broker's permissions derive from it. At the host an agent has a
+#: session; a user is any program of the same operating system user
 CallerKind = Literal["agent", "admin", "invited", "peer", "link worker", "user"]
 
 A = TypeVar("A")
@@ -44,7 +44,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Caller(NamedTuple):
-    """Who sent a request, by the broker's word, and the id under which it takes effect once."""
+    """The sender of a request, as the broker authenticated it, and the id under which the request takes effect once."""
 
     id: str
     op: str
@@ -61,7 +61,7 @@ class Request(msgspec.Struct, Generic[A], forbid_unknown_fields=True, omit_defau
 
 
 class EmptyAnswer(Answer):
-    """Nothing but success."""
+    """Success without fields."""
 
 
 @dataclass(frozen=True)
@@ -74,21 +74,21 @@ class Operation:
     caller: CallerKind
     #: takes effect once per `op` of its caller; handlers enforce it
     once: bool
-    #: seconds for which a request may ask its server to wait; infinite if the work takes as long as it takes
+    #: seconds for which a request may ask its server to wait; infinite if the work has no time limit
     waits: float
     #: whether the host forwards it for its agents
     host: bool
     server: Server = "steward"
-    #: whether it changes something: a caller that got no answer does not know whether it took effect
+    #: whether it changes something: without an answer the caller does not know whether it took effect
     changes: bool = True
-    #: whether it has any number of answers, as lines of a stream
+    #: whether it returns a stream of answers, one per line
     stream: bool = False
     #: the largest body of a request, in bytes, over HTTP
     limit: int = MAX_REQUEST
 
     @property
     def path(self) -> str:
-        """Returns where the host serves it."""
+        """Returns its path in the host's HTTP API."""
         return "/v1/" + self.name.replace(" ", "/")
 
     @property
@@ -113,7 +113,7 @@ class Operation:
 
     @cached_property
     def _plain_fields(self) -> frozenset[str]:
-        """Fields that take any JSON value, and take it as it is."""
+        """Fields that take any JSON value unchanged."""
         return frozenset(n for n, field in self.fields.items() if isinstance(field.type, msgspec.inspect.AnyType))
 
     def describe(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Operation:
         }
 
     def decode(self, arguments: Mapping[str, Any]) -> Request[Any]:
-        """Returns the typed request. Raises UsageError, naming the field, if the arguments do not fit it."""
+        """Returns the typed request. Raises UsageError, naming the field, if the arguments are invalid."""
         if unknown := sorted(arguments.keys() - self.fields.keys()):
             raise UsageError(
                 f"{self.name}: unknown field {', '.join(repr(name[:64]) for name in unknown[:8])}; "
@@ -152,7 +152,7 @@ class Operation:
         return found
 
     def read_answer(self, data: bytes) -> Any:
-        """Returns the typed answer. Raises WireError if the other side answered with something else."""
+        """Returns the typed answer. Raises WireError if the bytes are not such an answer."""
         try:
             return msgspec.json.decode(data, type=self.answer)
         except msgspec.MsgspecError as error:
@@ -196,7 +196,7 @@ def operation(
 
 
 def explain(error: msgspec.MsgspecError) -> str:
-    """Returns what msgspec found wrong, with the field first: `limit`: expected int, got str."""
+    """Returns msgspec's error with the field first: `limit`: expected int, got str."""
     text = str(error)
     if missing := re.fullmatch(r"Object missing required field `(.+?)`(?: - at `\$\.?(.*)`)?", text):
         where = f"{missing[2]}." if missing[2] else ""
@@ -221,7 +221,7 @@ def read_body(name: str, data: bytes, limit: int = MAX_REQUEST) -> dict[str, Any
 
 
 def oversize(name: str, data: bytes, limit: int) -> str:
-    """Returns the error for a request above the limit. `data`: its beginning, as far as it was read."""
+    """Returns the error text for a request above the limit. `data`: the bytes of it that were read."""
     largest = _largest_field(data)
     named = f"; its largest field is `{largest[:64]}`" if largest else ""
     return f"{name}: the request has more than {limit:,} bytes{named}"
@@ -234,12 +234,12 @@ def nanoseconds(moment: datetime | None) -> int:
 
 _READER = json.JSONDecoder()
 _BETWEEN = re.compile(r"[\s,:]*")
-#: fields of an oversize request that are looked at: no request has so many
+#: fields of an oversize request that are measured: no request has so many
 MOST_FIELDS = 100
 
 
 def _largest_field(data: bytes) -> str:
-    """Returns the name of the largest field of a JSON object, which may be cut off; empty if it is none."""
+    """Returns the name of the largest field of a JSON object, which may be cut off; empty if there is none."""
     text, largest, most = data.decode("utf-8", "replace").lstrip(), "", 0
     at = 1
     for _ in range(MOST_FIELDS if text.startswith("{") else 0):

@@ -1,6 +1,6 @@
-"""Operations of the host: sessions of programs, an agent's outbox and inbox, and what it asks its space.
+"""Operations of the host: sessions of programs, an agent's outbox and inbox, and requests to its space.
 
-The host also forwards operations of the steward that declare `host`, and streams events, which are no operation
+The host also forwards operations of the steward that declare `host`. The stream of events is not an operation
 (`GET /v1/events`, see `host/mail_handlers.py`).
 """
 
@@ -17,15 +17,15 @@ from tidings.wire.roster import AgentEntry, Count, Status
 
 #: version of these operations
 API = 1
-#: seconds for which a request may wait; the host shortens a longer `wait`
+#: seconds for which a request may wait; the host reduces a longer `wait` to this
 LONGEST_WAIT = 60.0
-#: seconds for which a message may wait to leave (30 days)
+#: seconds for which a message may wait in the outbox (30 days)
 LONGEST_AGE = 2_592_000.0
 #: rows in one page of the outbox or the inbox, messages in one page of a channel's history
 MAX_ROWS, MAX_HISTORY = 500, 200
 #: rows in one request that marks or deletes messages
 MAX_MARKED = 10_000
-#: bytes of a request that carries content. JSON may spell a character in six bytes
+#: bytes of a request with content, and of one that sends a message. JSON may encode a character as six bytes
 MAX_CONTENT, MAX_SEND = 512 * 1024, 2 * 1024 * 1024
 
 OutboxState = Literal["pending", "inflight", "confirmed", "done", "dead", "cancelled"]
@@ -69,7 +69,7 @@ class HostedAgent(ConnectionHealth, kw_only=True):
 
 
 class HostedSpace(Answer):
-    """`paused`: the reason if its messages are held back. `outbox`: messages by state."""
+    """`paused`: the reason if the host holds back messages to it. `outbox`: number of messages by state."""
 
     space: str
     space_id: str
@@ -79,7 +79,7 @@ class HostedSpace(Answer):
 
 
 class HostFacts(Answer, kw_only=True):
-    """`started`: Unix time in seconds. `outbox`: messages by state."""
+    """`started`: Unix time in seconds. `outbox`: number of messages by state."""
 
     version: str
     api: int
@@ -89,7 +89,7 @@ class HostFacts(Answer, kw_only=True):
 
 
 class HostHealthAnswer(HostFacts, kw_only=True):
-    """`spaces`: seconds since the last round trip of any agent of the space."""
+    """`spaces`: by name, seconds since the last round trip of any of its agents."""
 
     spaces: dict[str, float | None]
 
@@ -100,7 +100,7 @@ class HostHealthRequest(Request[HostHealthAnswer]):
 
 
 class HostStatusAnswer(HostFacts, kw_only=True):
-    """`streams`: followed inboxes. `store`, `mail`: why nothing can be stored or no mail can be kept."""
+    """`streams`: number of open event streams. `store`, `mail`: why no message or no mail can be stored; else null."""
 
     sessions: int
     streams: int
@@ -112,11 +112,11 @@ class HostStatusAnswer(HostFacts, kw_only=True):
 
 @operation("host status", server="host", caller="user", changes=False)
 class HostStatusRequest(Request[HostStatusAnswer]):
-    """Show every space and agent of this host with its state and counts, and try whether its files can be written."""
+    """Show every space and agent of this host with its state and counts, and test whether messages can be stored."""
 
 
 class StopHostAnswer(Answer):
-    """The process that stops."""
+    """`pid`: the process that stops."""
 
     pid: int
 
@@ -133,7 +133,7 @@ class SpacePausedAnswer(Answer):
 
 @operation("space pause", server="host", caller="user")
 class PauseSpaceRequest(Request[SpacePausedAnswer]):
-    """Hold back every message to a space, named by its name or id."""
+    """Hold back every message to a space. `space`: its name or id."""
 
     space: str
     reason: str = "paused by its user"
@@ -141,7 +141,7 @@ class PauseSpaceRequest(Request[SpacePausedAnswer]):
 
 @operation("space resume", server="host", caller="user")
 class ResumeSpaceRequest(Request[SpacePausedAnswer]):
-    """Send what is held back for a space."""
+    """Send the messages that are held back for a space."""
 
     space: str
 
@@ -155,7 +155,7 @@ class ChallengeAnswer(Answer):
 
 @operation("session challenge", server="host", caller="user", changes=False)
 class ChallengeRequest(Request[ChallengeAnswer]):
-    """Return a nonce to sign. It is valid for one proof within 30 seconds."""
+    """Return a nonce to sign. It is valid once, for 30 seconds."""
 
 
 class SessionFacts(Answer, kw_only=True):
@@ -173,7 +173,7 @@ class OpenSessionAnswer(SessionFacts, kw_only=True):
 @operation("session open", server="host", caller="user")
 class OpenSessionRequest(Request[OpenSessionAnswer]):
     """Open a session of an agent, proven with its key. `agent`: its id (default: that of the agent in `source`).
-    `receive`: the host receives its mail from now on. The other requests carry the token of the answer."""
+    `receive`: the host receives its mail from now on. Other requests carry the answer's token."""
 
     source: tuple[str, ...]
     nonce: str
@@ -195,7 +195,7 @@ class ShowSessionRequest(Request[ShowSessionAnswer]):
 
 
 class EndSessionAnswer(Answer):
-    """`written`: whether the end is on disk. If not, the host tries again."""
+    """`written`: whether the end is stored on disk. If not, the host retries."""
 
     session: str
     written: bool
@@ -203,15 +203,15 @@ class EndSessionAnswer(Answer):
 
 @operation("session end", server="host")
 class EndSessionRequest(Request[EndSessionAnswer]):
-    """End this session. Its token becomes invalid, and a task that it holds goes back."""
+    """End this session. Its token becomes invalid, and a task that it holds is given back."""
 
 
 # --- the outbox ---
 
 
 class SendAnswer(Answer, kw_only=True):
-    """`stage` is `stored` or `confirmed`. `seq`: its sequence in the space, null until that has it. `to`: the id of
-    the agent a direct message goes to. `why`, `code`: why it was not sent."""
+    """`stage` is `stored` or `confirmed`. `seq`: the message's sequence in the space; null until it is confirmed. `to`:
+    the recipient's id of a direct message. `row`, `state`: its outbox row. `why`, `code`: why it was not sent."""
 
     id: str
     seq: int | None
@@ -227,9 +227,9 @@ class SendAnswer(Answer, kw_only=True):
 @operation("message send", server="host", waits=LONGEST_WAIT, limit=MAX_SEND)
 class SendRequest(Request[SendAnswer], kw_only=True):
     """Send a message to exactly one of `channel`, `agent` (id or name) or `role`. The host answers once it is on disk;
-    `wait`: seconds to wait for the space to confirm it. Repeating an `id` sends once. `data`: any JSON value; null is
-    no data. `mentions`: agents by id or name. `max_age`: seconds after which a message that has not left is given up.
-    `deadline`: seconds, of a task, from when the space has it."""
+    `wait`: seconds to wait for the space to confirm it. A repeated `id` is sent once. `data`: any JSON value; null is
+    no data. `mentions`: agents by id or name. `max_age`: seconds after which the host gives up an unsent message.
+    `deadline`: seconds for a task, counted from when the space has it."""
 
     channel: str | None = None
     agent: str | None = None
@@ -248,8 +248,8 @@ class SendRequest(Request[SendAnswer], kw_only=True):
 
 
 class OutboxEntry(Answer, kw_only=True):
-    """A message that was handed to the host. `to_name`: the name of the agent, or of the role in a linked space, that
-    `to` is the id of; empty if it is not known. `code`, `words`: the error that ended it or delays it."""
+    """A message in the outbox. `to_name`: the name of the agent, or of the role in a linked space, with the id `to`;
+    empty if unknown. `gives_up`: when the host gives it up. `code`, `words`: the error that ended or delays it."""
 
     row: int
     id: str
@@ -277,7 +277,7 @@ class OutboxAnswer(Answer):
 
 @operation("outbox list", server="host", changes=False)
 class ListOutboxRequest(Request[OutboxAnswer]):
-    """List what this agent handed to the host, newest first. `before`: rows below that one."""
+    """List the messages in this agent's outbox, newest first. `before`: rows below this one."""
 
     states: tuple[OutboxState, ...] = ()
     limit: PageSize = 50
@@ -285,8 +285,8 @@ class ListOutboxRequest(Request[OutboxAnswer]):
 
 
 class OutboxDetails(OutboxEntry, kw_only=True):
-    """`chain`: the messages that this one replaced or was replaced by, oldest first, itself included. `waits`: why it
-    has not left."""
+    """`chain`: the messages that this one replaced or was replaced by, oldest first, including itself. `waits`: why it
+    is not sent yet."""
 
     chain: list[OutboxEntry]
     waits: list[str]
@@ -294,7 +294,7 @@ class OutboxDetails(OutboxEntry, kw_only=True):
 
 @operation("outbox show", server="host", changes=False)
 class ShowOutboxRequest(Request[OutboxDetails]):
-    """Show a message of the outbox, and why it waits."""
+    """Show a message in the outbox, and why it waits."""
 
     id: str
 
@@ -308,7 +308,7 @@ class RequeueRequest(Request[OutboxEntry]):
 
 @operation("outbox cancel", server="host")
 class CancelRequest(Request[OutboxEntry]):
-    """Cancel a message that has not left."""
+    """Cancel a message that is not sent yet."""
 
     id: str
 
@@ -317,7 +317,7 @@ class CancelRequest(Request[OutboxEntry]):
 
 
 class MessageReceiptAnswer(Answer):
-    """`stage` is `stored` until the space has the message. `why`: the reason if no reader shows it."""
+    """`stage` is `stored` until the space has the message. `why`: the reason if readers reject it."""
 
     id: str
     stage: str
@@ -360,7 +360,7 @@ class MessageIdsRequest(Request[MessageIdsAnswer]):
 
 
 class MessageSender(Answer):
-    """`claims`: the name that the message states, if it is another one."""
+    """`name` is verified. `claims`: the name in the message, if it differs."""
 
     id: str
     name: str
@@ -368,9 +368,9 @@ class MessageSender(Answer):
 
 
 class VerifiedMessage(Answer, kw_only=True):
-    """A verified message. `parts`: none if it is sealed for a key that the host does not have. `mentions`: names, in
+    """A verified message. `parts`: empty if it is sealed for a key that the host does not have. `mentions`: names, in
     the order of `mention_ids`. `ts`: when its sender wrote it. `time`: when the space stored it. `origin`,
-    `origin_id`: the linked space it was written in."""
+    `origin_id`: the linked space in which it was written."""
 
     id: str
     kind: str
@@ -396,7 +396,7 @@ class VerifiedMessage(Answer, kw_only=True):
 
 
 class InboxMessage(VerifiedMessage, kw_only=True):
-    """`received`, `read`: when the host got it, and when it was marked as read. `notice`: the facts of a notice."""
+    """`received`, `read`: when the host received it and when it was marked as read. `notice`: a notice's own fields."""
 
     row: int
     notice: dict[str, Any] | UnsetType = UNSET
@@ -413,8 +413,8 @@ class InboxAnswer(Answer):
 
 @operation("inbox list", server="host", waits=LONGEST_WAIT, changes=False)
 class ListInboxRequest(Request[InboxAnswer]):
-    """List what this agent received, oldest first, or wait until there is some. `newest`: the last messages instead of
-    the first. `sender`: name or id. `search`: words of the text. A page ends where the answer would be too large."""
+    """List the messages in this agent's inbox, oldest first, or wait for one. `newest`: the last page instead of the
+    first. `sender`: name or id. `search`: words of the text. A page is shorter if the answer would be too large."""
 
     unread: bool = False
     sender: str | None = None
@@ -431,13 +431,13 @@ class ListInboxRequest(Request[InboxAnswer]):
 
 @operation("inbox thread", server="host", changes=False)
 class ThreadRequest(Request[InboxAnswer]):
-    """List the messages of a conversation that the inbox has, oldest first."""
+    """List the messages in the inbox that belong to the conversation of message `id`, oldest first."""
 
     id: str
 
 
 class UnreadCountsAnswer(Answer):
-    """By kind: `direct`, `channel`, `notice`."""
+    """`unread`: counts by kind: `direct`, `channel`, `notice`."""
 
     unread: dict[str, int]
 
@@ -448,34 +448,34 @@ class UnreadCountsRequest(Request[UnreadCountsAnswer]):
 
 
 class MarkReadAnswer(Answer):
-    """The number of messages that became read."""
+    """`read`: the number of messages that were unread before."""
 
     read: int
 
 
 @operation("inbox read", server="host", limit=MAX_CONTENT)
 class MarkReadRequest(Request[MarkReadAnswer]):
-    """Mark messages as read. The senders of direct messages learn that."""
+    """Mark messages as read. The senders of direct messages get a receipt."""
 
     rows: RowNumbers
 
 
 class DeleteMailAnswer(Answer):
-    """The number of messages whose content was deleted."""
+    """`deleted`: the number of messages whose content was deleted."""
 
     deleted: int
 
 
 @operation("inbox delete", server="host", limit=MAX_CONTENT)
 class DeleteMailRequest(Request[DeleteMailAnswer]):
-    """Delete the content of messages. The host remembers that they arrived, so that none arrives again."""
+    """Delete the content of messages. The host remembers that they arrived, so that they do not arrive again."""
 
     rows: RowNumbers
 
 
 @operation("inbox receive", server="host")
 class ReceiveHereRequest(Request[EmptyAnswer]):
-    """Receive this agent's mail here again, in place of a newer session elsewhere. `session show` says whether that
+    """Receive this agent's mail here again, in place of a newer session elsewhere. `session show` reports whether this
     worked."""
 
 
@@ -495,7 +495,7 @@ class QuarantinedMailAnswer(Answer):
 
 @operation("inbox quarantine", server="host", changes=False)
 class QuarantinedMailRequest(Request[QuarantinedMailAnswer]):
-    """List what arrived for this agent and could not be opened, by row."""
+    """List records that arrived for this agent and could not be opened, by row."""
 
     after: Count = 0
 
@@ -504,8 +504,8 @@ class QuarantinedMailRequest(Request[QuarantinedMailAnswer]):
 
 
 class ListAgentsAnswer(Answer):
-    """If `fresh` is false, the space did not answer: these are the agents last seen, with the status `unknown`, and
-    `reason` says why. `backstop`: a sentence if delivery is late."""
+    """If `fresh` is false, the space did not answer: these are the agents last seen, with the status `unknown`;
+    `reason` says why. `backstop`: a sentence if durable delivery is late."""
 
     agents: list[AgentEntry]
     fresh: bool
@@ -519,7 +519,7 @@ class ListAgentsRequest(Request[ListAgentsAnswer]):
 
 
 class AgentAccessAnswer(Answer):
-    """Its roles, and the patterns of channels that it may read, post to and manage."""
+    """The agent's roles, and the patterns of channels that it may read, post to and manage."""
 
     roles: list[str]
     read: list[str]
@@ -533,7 +533,7 @@ class AgentAccessRequest(Request[AgentAccessAnswer]):
 
 
 class AnnounceAnswer(Answer):
-    """`attached`: whether others see it now."""
+    """`attached`: whether others see this now; if not, they see it once a program of the agent is attached."""
 
     status: Status
     activity: str | None
@@ -542,7 +542,7 @@ class AnnounceAnswer(Answer):
 
 @operation("agent announce", server="host")
 class AnnounceRequest(Request[AnnounceAnswer]):
-    """State what this agent does."""
+    """Report what this agent does."""
 
     status: Status
     activity: str | None = None
@@ -550,8 +550,8 @@ class AnnounceRequest(Request[AnnounceAnswer]):
 
 
 class ChannelHistoryAnswer(Answer):
-    """`gone`: the sequence up to which the log no longer has messages. `hidden`: earlier messages are not shown to this
-    agent. `more`: there are older messages."""
+    """`gone`: the sequence up to which messages were removed from the log. `hidden`: this agent may not read earlier
+    messages. `more`: there are older messages."""
 
     messages: list[VerifiedMessage]
     gone: int
@@ -561,7 +561,7 @@ class ChannelHistoryAnswer(Answer):
 
 @operation("channel history", server="host", changes=False)
 class ChannelHistoryRequest(Request[ChannelHistoryAnswer]):
-    """List the newest messages of a channel, newest first. `before`: messages below that sequence."""
+    """List the newest messages of a channel, newest first. `before`: messages below this sequence."""
 
     channel: str
     limit: Annotated[int, Meta(ge=0, le=MAX_HISTORY)] = 50
@@ -569,7 +569,7 @@ class ChannelHistoryRequest(Request[ChannelHistoryAnswer]):
 
 
 class JoinChannelAnswer(Answer):
-    """`state` is `opened` or `resumed`, or `live` with a `reason` while messages are not `durable`."""
+    """`state` is `opened` or `resumed`, or `live` with a `reason` while delivery is not `durable`."""
 
     channel: str
     state: str
@@ -581,13 +581,13 @@ class JoinChannelAnswer(Answer):
 
 @operation("channel join", server="host")
 class JoinChannelRequest(Request[JoinChannelAnswer]):
-    """Join a channel or pattern. Its messages come into the inbox from now on."""
+    """Join a channel or pattern. Its messages arrive in the inbox from now on."""
 
     channel: str
 
 
 class LeaveChannelAnswer(Answer):
-    """`state` is `left` or `absent`. `open`: the membership that another program of this agent has begun since."""
+    """`state` is `left` or `absent`. `open`: the join of a membership that another program has opened since."""
 
     state: str
     seq: int
@@ -606,8 +606,8 @@ class LeaveChannelRequest(Request[LeaveChannelAnswer]):
 
 
 class HeldTask(Answer, kw_only=True):
-    """`id`: that of the message that asked for it. `deadline`: Unix time in seconds. `origin`, `origin_id`: the linked
-    space of the asker. `message`: the message as it was signed, opened."""
+    """`id`: the id of the task's message. `deadline`: Unix time in seconds. `origin`, `origin_id`: the linked space of
+    the asker. `message`: the signed message, opened."""
 
     id: str
     seq: int
@@ -623,16 +623,16 @@ class HeldTask(Answer, kw_only=True):
 
 
 class ClaimTaskAnswer(Answer):
-    """`task` is null if none came in time."""
+    """`task` is null if no task came in time."""
 
     task: HeldTask | None
 
 
 @operation("task claim", server="host", waits=LONGEST_WAIT)
 class ClaimTaskRequest(Request[ClaimTaskAnswer]):
-    """Take a task of a role, held for this session until it is settled or the session ends. An agent holds one task:
-    claiming again returns it. `take_over`: also if another program of this agent holds it. `silence`: seconds without
-    a request of this session after which it goes back."""
+    """Claim a task of a role for this session, until the task or the session ends. An agent holds one task: claiming
+    again returns it. `take_over`: also if another program of this agent holds it. `silence`: seconds without a request
+    of this session after which the task is given back."""
 
     role: str
     wait: Wait = 0.0
@@ -641,7 +641,7 @@ class ClaimTaskRequest(Request[ClaimTaskAnswer]):
 
 
 class TaskInHand(Answer):
-    """`mine`: whether this session holds it, else `program` does. `silent`: seconds since that made a request."""
+    """`mine`: whether this session holds it; else `program` does. `silent`: seconds since the holder's last request."""
 
     id: str
     role: str
@@ -657,7 +657,7 @@ class HeldTaskAnswer(Answer):
 
 @operation("task held", server="host", changes=False)
 class HeldTaskRequest(Request[HeldTaskAnswer]):
-    """Show the task that the programs of this agent hold."""
+    """Show the task that a program of this agent holds."""
 
 
 class SettleTaskAnswer(Answer):
@@ -667,8 +667,8 @@ class SettleTaskAnswer(Answer):
 
 @operation("task done", server="host", limit=MAX_CONTENT)
 class FinishTaskRequest(Request[SettleTaskAnswer]):
-    """Finish a task that this session holds, with a result signed by the agent. The host keeps trying until the
-    deadline while the space cannot be reached."""
+    """Finish a task that this session holds, with a result signed by the agent. While the space cannot be reached, the
+    host retries until the deadline."""
 
     id: str
     text: str | None = None
@@ -686,7 +686,7 @@ class GiveUpTaskRequest(Request[SettleTaskAnswer]):
 
 
 class TaskStateAnswer(Answer, kw_only=True):
-    """The state of the task, or of its row in the outbox until it has left. `message`: the signed result, opened."""
+    """The state of the task, or of its row in the outbox until it is sent. `message`: the signed result, opened."""
 
     id: str
     state: str
@@ -701,7 +701,7 @@ class TaskStateAnswer(Answer, kw_only=True):
 
 @operation("task state", server="host", waits=LONGEST_WAIT, changes=False)
 class TaskStateRequest(Request[TaskStateAnswer]):
-    """Show what became of a task that this agent asked, or wait until it ends."""
+    """Show the state and result of a task that this agent asked, or wait until it ends."""
 
     id: str
     wait: Wait = 0.0

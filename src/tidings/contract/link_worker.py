@@ -1,7 +1,7 @@
 """Operations of the link worker, and the events of a link.
 
-Any program of the same operating system user may call them over the link worker's socket. While no link worker runs,
-a command answers them itself from the link store.
+Any program of the same operating system user may call them over the link worker's socket. While no link worker runs, a
+command performs them itself on the link store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidings.contract.core import MAX_INTEGER, Answer, EmptyAnswer, Request, ope
 from tidings.contract.links import DirectoryRow, LinkAgreement, LinkName, PeerProgress
 from tidings.wire.links import GapKind, Seq, Token
 
-#: records of one `quarantine list`, and of one `quarantine retry`: as many as the quarantine of a link holds
+#: records in one `quarantine list` or `quarantine retry`: the capacity of a link's quarantine
 MAX_RECORDS = 10_000
 #: the pause reason if the operator gives none
 PAUSED = "paused by the operator"
@@ -30,8 +30,8 @@ Connectivity = Literal["unknown", "online", "offline"]
 
 
 class LinkStatus(msgspec.Struct, frozen=True):
-    """`words` say why it is paused or failing; `ended_there`: because the other space ended the link. Lag: sequences of
-    the peer's log that are not handled, and how long ago the last handled record was said if there are any."""
+    """`words`: why the link is paused or failing. `lag_records`: sequences of the peer's log that are not handled.
+    `lag_seconds`: age of the last handled record, 0 without a lag. `ended_there`: the other space ended the link."""
 
     status: Status
     connectivity: Connectivity
@@ -45,15 +45,15 @@ class LinkStatus(msgspec.Struct, frozen=True):
     owed: int
     quarantined: int
     ended_there: bool = False
-    #: records that differed from the peer's when they were last compared, and are not fetched: one side has them
+    #: records that only one side had at the last comparison and that are not fetched
     differing: int = 0
-    #: bytes that it may put into the log here in a day, 0 if nobody says so; and what of them it has
+    #: bytes that the link may import per day, 0 if unknown, and bytes that it has imported
     share: int = 0
     spent: int = 0
 
 
 class OmittedRange(NamedTuple):
-    """Sequences of the peer's log that were left out, and why."""
+    """Sequences of the peer's log that were not imported, and why."""
 
     first: int
     last: int
@@ -61,7 +61,7 @@ class OmittedRange(NamedTuple):
 
 
 class ChannelCount(NamedTuple):
-    """Records of a channel of the space `origin`."""
+    """The number of records of a channel of the space `origin`."""
 
     origin: str
     channel: str
@@ -69,9 +69,9 @@ class ChannelCount(NamedTuple):
 
 
 class StoredLink(Answer, kw_only=True):
-    """What the link store has of a link. `handled` and `received` are sequences of the peer's log; `handled_at` and
-    `record_time` say when the last record was handled, and when the peer stored it. `owed`: records to fetch again.
-    `unlisted`: what to do for records that wait for their channel to be listed. The rest is for a complete answer."""
+    """A link in the link store. `handled` and `received` are sequences of the peer's log. `handled_at`, `record_time`:
+    when the last record was handled, and when the peer stored it. `owed`: records to fetch again. `unlisted`: channels
+    that must be listed before their records are imported. Only a complete answer has the other fields."""
 
     handled: int | None
     epoch: str | None
@@ -88,7 +88,7 @@ class StoredLink(Answer, kw_only=True):
 
 
 class LinkedMailCounts(msgspec.Struct, kw_only=True):
-    """`forged`: without a valid signature. `waits`: why mail waits; empty if it does not."""
+    """`came`: imported. `forged`: without a valid signature. `waits`: why mail waits; empty if it does not."""
 
     came: int
     refused: int
@@ -105,8 +105,8 @@ class LinkedTaskCounts(msgspec.Struct, kw_only=True):
 
 
 class DirectoryStatus(msgspec.Struct, kw_only=True):
-    """`known`: agents of the linked space. `changed`: names and keys that its operator has to vouch for. `taken`: keys
-    of agents of another space that it states as its own. `words`: why the last synchronization failed."""
+    """`known`: number of agents of the linked space. `changed`: names and new keys that need `directory trust`.
+    `taken`: keys that belong to agents of another space. `words`: why the last synchronization failed."""
 
     known: int = 0
     changed: tuple[tuple[str, str], ...] = ()
@@ -117,10 +117,10 @@ class DirectoryStatus(msgspec.Struct, kw_only=True):
 
 
 class LinkReport(LinkAgreement, kw_only=True, omit_defaults=False):
-    """A link as it was agreed, and how it is. `peer`: the user of the linked space here. `address`: where it is
-    reached; null if not known. `credential`: whether its credential is stored here. `beyond_names`: local names of
-    spaces behind it. `imports`: whether something comes in. `peer_shares`: what it shares now. `words`: why the link
-    worker does not run the link. `live`, `push` and `peer_shares` are null without a link worker."""
+    """The agreement and the state of a link. `peer`: the user of the linked space here. `address`: that of the linked
+    space; null if unknown. `credential`: whether our credential for it is stored. `beyond_names`: local names of spaces
+    behind it. `imports`: whether the link imports anything. `peer_shares`: what the linked space shares now. `words`:
+    why the link worker does not run the link. `live`, `push` and `peer_shares` are null without a link worker."""
 
     state: str
     peer: str | None
@@ -138,7 +138,7 @@ class LinkReport(LinkAgreement, kw_only=True, omit_defaults=False):
 
 
 class ListLinksAnswer(Answer):
-    """`steward`: why the link worker does not know which links are in force; empty if it does."""
+    """`steward`: why the link worker cannot read the current link records; empty if it can."""
 
     links: tuple[LinkReport, ...]
     steward: str = ""
@@ -146,7 +146,7 @@ class ListLinksAnswer(Answer):
 
 @operation("link list", server="link worker", caller="user", changes=False)
 class ListLinksRequest(Request[ListLinksAnswer]):
-    """Describe every link, or one. `complete`: with counts of its records, which takes longer the more there are."""
+    """Describe every link, or one. `complete`: count its records too; the time grows with their number."""
 
     link: LinkName | None = None
     complete: bool = False
@@ -163,7 +163,7 @@ class PauseAnswer(Answer, omit_defaults=False):
 
 @operation("link pause", server="link worker", caller="user")
 class PauseLinkRequest(Request[PauseAnswer]):
-    """Import nothing over a link until it is resumed."""
+    """Stop imports over a link until it is resumed."""
 
     link: LinkName
     reason: str = PAUSED
@@ -177,7 +177,7 @@ class ResumeLinkRequest(Request[PauseAnswer]):
 
 
 class RebuildAnswer(Answer):
-    """`handled`: the sequence of the peer's log up to which the link had come. `quarantined`: records to retry."""
+    """`handled`: the sequence of the peer's log that the link had reached. `quarantined`: records to retry."""
 
     handled: int
     quarantined: int
@@ -210,8 +210,8 @@ class DifferentRecord(NamedTuple):
 
 
 class ChannelDifference(Answer):
-    """Records of a channel and a day: `lacking` are missing here, `extra` are missing in the linked space. Only the
-    first of each are named."""
+    """Records of a channel and a day: `lacking` are missing here, `extra` are missing in the linked space. Both lists
+    may be cut; the counts are complete."""
 
     channel: str
     day: str
@@ -254,8 +254,8 @@ class VerifyAnswer(Answer, kw_only=True, omit_defaults=False):
 
 @operation("link verify", server="link worker", caller="user", waits=math.inf)
 class VerifyLinkRequest(Request[VerifyAnswer]):
-    """Compare what the linked space shares with what was imported, by digests. The link worker fetches what is missing
-    here."""
+    """Compare the records that the linked space shares with those imported, by digests. The link worker fetches missing
+    records."""
 
     link: LinkName
 
@@ -264,7 +264,7 @@ class VerifyLinkRequest(Request[VerifyAnswer]):
 
 
 class DirectoryAnswer(Answer, omit_defaults=False):
-    """`changed`: agents whose name belongs to another key here."""
+    """`changed`: agents whose name stands for another key here."""
 
     people: tuple[DirectoryRow, ...]
     changed: tuple[DirectoryRow, ...]
@@ -286,7 +286,7 @@ class KeyChangeAnswer(Answer):
 
 @operation("directory compare", server="link worker", caller="user", changes=False)
 class CompareKeysRequest(Request[KeyChangeAnswer]):
-    """Read the known and the stated key of an agent whose key changed."""
+    """Return the known and the new key of an agent whose key changed."""
 
     link: LinkName
     name: str
@@ -365,7 +365,7 @@ class DropAnswer(Answer):
 
 @operation("quarantine drop", server="link worker", caller="user")
 class DropQuarantinedRequest(Request[DropAnswer]):
-    """Give up a record in quarantine. It stays listed as left out, with the reason."""
+    """Give up a record in quarantine. It stays listed as not imported, with the reason."""
 
     link: LinkName
     seq: RecordSeq
@@ -406,7 +406,7 @@ class LinkEvent(msgspec.Struct, frozen=True, tag_field="event", tag=_tag):
 
 
 class LinkReported(LinkEvent, frozen=True):
-    """How the link is: the first event, and again after a change."""
+    """The state of the link: the first event, and again after a change."""
 
     live: LinkStatus | None
     push: PeerProgress | None
@@ -430,7 +430,7 @@ class ConnectivityChanged(LinkEvent, frozen=True):
 
 
 class PullAdvanced(LinkEvent, frozen=True):
-    """Said after it is on disk."""
+    """Records were handled. Published after the link store has committed it."""
 
     handled: Token
     head: int
@@ -441,7 +441,7 @@ class PullAdvanced(LinkEvent, frozen=True):
 
 
 class PushAdvanced(LinkEvent, frozen=True):
-    """The other space has handled our log up to `handled`; `lag_records` is what it has before it."""
+    """The other space has handled our log up to `handled`; `lag_records` more are waiting for it."""
 
     handled: int
     lag_records: int
@@ -449,20 +449,20 @@ class PushAdvanced(LinkEvent, frozen=True):
 
 
 class GapDetected(LinkEvent, frozen=True):
-    """From `before` the peer's log cannot go on; it goes on at `now`. `reread` records are read again, `vanished`
-    cannot be any more. Of a range that was removed, nobody knows how many records it had."""
+    """The peer's log cannot be read from `before`; reading continues at `now`. `reread` records are read again,
+    `vanished` ones are gone. The number of records in a removed range is not known."""
 
     kind: GapKind
     before: Token
     now: Token
     reread: int = 0
     vanished: int = 0
-    #: the peer did not notice; it was found by comparing, and what was read since may be out of order
+    #: found by comparing, not reported by the peer: records read since may be out of order
     by_comparing: bool = False
 
 
 class LocalLogSetBack(LinkEvent, frozen=True):
-    """The log here is an older one than before: so many messages are fetched again."""
+    """The local log went back to an older state; `lost` messages are fetched again."""
 
     lost: int
 
@@ -472,8 +472,8 @@ class RepairStarted(LinkEvent, frozen=True):
 
 
 class RepairCompleted(LinkEvent, frozen=True):
-    """`lacking` and `extra` differ from the peer; `fetching` of them are asked for. What differs and is not fetched is
-    only reported: it has its disposition. `unchanged`: it is the difference that was found before, and stands."""
+    """`lacking` records are missing here, `extra` ones are missing in the linked space; `fetching` of them are fetched.
+    The others are only reported. `unchanged`: the difference is the one found before."""
 
     through: Token
     lacking: int = 0

@@ -1,7 +1,7 @@
 """Operations between linked spaces, and between a space and its own link worker.
 
-`link ...` is called by the link worker of a linked space. That space is not trusted: its answers and requests are read
-strictly, with bounds on everything that is kept. `admission ...` is called by the space's own link worker.
+The link worker of a linked space calls `link ...`. That space is not trusted: its answers and requests are decoded
+strictly, with bounds on everything that is stored. The space's own link worker calls `admission ...`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DigestRow = tuple[int, str]
 
 class LinkHelloAnswer(Answer, kw_only=True):
     """`space` is the id of this space and `name` its own name. `shares` and `hops`: what the caller may read now.
-    `jwt`: the caller's current token; empty if it is not stored here."""
+    `jwt`: the caller's current token; empty if this space does not store it."""
 
     link: str
     seq: int
@@ -71,8 +71,8 @@ class LinkHelloRequest(Request[LinkHelloAnswer]):
 
 
 class LinkPageAnswer(Answer, kw_only=True):
-    """Contains every shared record up to `through`. `granted`: the sequence of the link record that shares them; if it
-    changes, records before `through` may be shared too. It is 0 in an answer with a `gap`."""
+    """Every shared record from the token up to `through`. `granted`: the sequence of the link record that shares them;
+    if it changes, earlier records may be shared too. It is 0 in an answer with a `gap`."""
 
     records: tuple[LinkedRow, ...]
     through: Token
@@ -84,7 +84,7 @@ class LinkPageAnswer(Answer, kw_only=True):
 
 @operation("link page", caller="peer")
 class LinkPageRequest(Request[LinkPageAnswer]):
-    """Read the shared records after a token, oldest first. `handled`: up to where the caller has handled this log."""
+    """Read the shared records after a token, oldest first. `handled`: the last sequence the caller has handled."""
 
     space: str = ""
     epoch: str = ""
@@ -95,7 +95,7 @@ class LinkPageRequest(Request[LinkPageAnswer]):
 
 
 class LinkFetchAnswer(Answer):
-    """`missing`: sequences that do not exist or are not shared. Sequences in neither list did not fit."""
+    """`missing`: sequences that do not exist or are not shared. Records in neither list did not fit into the answer."""
 
     epoch: ShortText
     records: tuple[LinkedRow, ...]
@@ -110,7 +110,7 @@ class LinkFetchRequest(Request[LinkFetchAnswer]):
 
 
 class LinkDigestAnswer(Answer):
-    """Digests of the records from `floor` to `through`, by channel and day. `more`: continue after the last pair."""
+    """Digests of the records from `floor` to `through`, by channel and day. `more`: pass the last pair as `after`."""
 
     floor: int
     through: int
@@ -120,7 +120,7 @@ class LinkDigestAnswer(Answer):
 
 @operation("link digest", caller="peer", changes=False)
 class LinkDigestRequest(Request[LinkDigestAnswer]):
-    """Compute digests of the shared records. `after`: the channel and day to continue after."""
+    """Compute digests of the shared records by channel and day. `after`: the channel and day to continue after."""
 
     through: Seq
     after: tuple[str, str] = ("", "")
@@ -165,8 +165,8 @@ class LinkIdsRequest(Request[LinkIdsAnswer]):
 
 
 class LinkRosterAnswer(Answer, kw_only=True):
-    """Agents whose access records lie up to `through`. `rotations`: the records that lead to `key`, if the caller named
-    another key. `direct`, `tasks`: whether this space passes direct messages and tasks."""
+    """Agents by their access records up to `through`. `rotations`: the records that lead from the caller's `key` to the
+    current one, if they differ. `direct`, `tasks`: whether this space passes direct messages and tasks."""
 
     people: Annotated[tuple[Statement, ...], msgspec.Meta(max_length=PEOPLE_PER_PAGE)]
     through: Seq
@@ -187,9 +187,9 @@ class LinkRosterRequest(Request[LinkRosterAnswer]):
 
 
 class LinkMailAnswer(Answer, kw_only=True):
-    """All mail from `after` up to `through`. `epoch`, `people`, `through` and `mark` (of the record at `through`) are
-    what the next request names. `set_back`: another record is at a sequence that the caller named. `broker` identifies
-    the broker process; after a change, receipts that were reported last may be lost."""
+    """All mail from `after` up to `through`. The next request passes `epoch`, `people`, `through` and `mark` (the
+    fingerprint of the record at `through`). `set_back`: a record that the caller named has been replaced. `broker`
+    identifies the broker run; after a change, the receipts reported last may be lost."""
 
     mail: Annotated[tuple[LinkedMail, ...], msgspec.Meta(max_length=MAIL_PER_PAGE)]
     epoch: ShortText
@@ -204,8 +204,8 @@ class LinkMailAnswer(Answer, kw_only=True):
 
 @operation("link mail", caller="peer")
 class LinkMailRequest(Request[LinkMailAnswer]):
-    """Read the direct messages for agents of the calling space, in pages. `marks`: records that the caller remembers;
-    the answer begins after the newest that still exists."""
+    """Read the direct messages for agents of the calling space, in pages. `marks`: fingerprints of handled records; the
+    answer begins after the newest that still exists."""
 
     epoch: str | None = None
     people: str | None = None
@@ -214,7 +214,7 @@ class LinkMailRequest(Request[LinkMailAnswer]):
 
 
 class LinkReceiptsAnswer(Answer):
-    """`refused`: positions of receipts for messages that were not sent to an agent of the calling space."""
+    """`refused`: positions in `receipts` of messages that were not sent to an agent of the calling space."""
 
     new: int
     refused: tuple[int, ...]
@@ -228,7 +228,7 @@ class LinkReceiptsRequest(Request[LinkReceiptsAnswer]):
 
 
 class LinkTasksAnswer(Answer):
-    """`tasks` are `LinkedTask` rows. They are read one by one, so that an invalid row does not block the others."""
+    """`tasks` are `LinkedTask` rows. They are decoded one by one, so that an invalid row does not block the others."""
 
     tasks: Annotated[tuple[Any, ...], msgspec.Meta(max_length=TASKS_PER_PAGE)]
     more: bool
@@ -236,7 +236,7 @@ class LinkTasksAnswer(Answer):
 
 @operation("link tasks", caller="peer")
 class LinkTasksRequest(Request[LinkTasksAnswer]):
-    """Read up to `room` tasks for roles of the calling space, except of askers in `without` and for `busy` roles."""
+    """Read up to `room` tasks for roles of the calling space, except from askers in `without` and for `busy` roles."""
 
     room: Integer = 0
     without: tuple[str, ...] = ()
@@ -244,7 +244,7 @@ class LinkTasksRequest(Request[LinkTasksAnswer]):
 
 
 class LinkProgressAnswer(Answer):
-    """Positions of rows that were refused, and of rows that the caller has to report again later."""
+    """Positions in `tasks`: rows that were refused, and rows that the caller must report again later."""
 
     refused: tuple[int, ...]
     later: tuple[int, ...]
@@ -261,8 +261,8 @@ class LinkProgressRequest(Request[LinkProgressAnswer]):
 
 
 class ImportFacts(Answer, kw_only=True):
-    """`open`: whether the log accepts messages. `listing`: 0 if every channel may be used; else a number that changes
-    with the list of channels. `share`: bytes that one link may import per day; 0 if that is not known yet."""
+    """`open`: whether the log accepts messages. `listing`: 0 if every channel may be used; else the version of the list
+    of channels. `share`: bytes that one link may import per day; 0 if not known yet."""
 
     space: str
     epoch: str
@@ -274,8 +274,8 @@ class ImportFacts(Answer, kw_only=True):
 
 
 class PeerProgress(Answer):
-    """How far the linked space has handled our log. Times are Unix seconds: `asked_at` of its last request, and
-    `waiting_since` of the oldest shared record it has not handled. `lag_records` is 0 if no shared record waits."""
+    """How far the linked space has handled our log. `asked_at`: Unix time of its last request; `waiting_since`: that of
+    the oldest shared record it has not handled. `lag_records` is 0 if no shared record waits."""
 
     handled: int
     asked_at: float | None
@@ -334,8 +334,8 @@ class ImportLinksRequest(Request[ImportLinksAnswer]):
 
 
 class ImportFactsAnswer(ImportFacts, kw_only=True):
-    """`agreed`, `authority`: the sequence and the name of the link record that allows imports, 0 and empty if none
-    does. Both are missing if the request names no link."""
+    """`agreed`, `authority`: the sequence and the name of the link record that allows imports; 0 and empty if there is
+    none. Both are missing if the request names no link."""
 
     agreed: int | None = None
     authority: str | None = None
@@ -343,14 +343,14 @@ class ImportFactsAnswer(ImportFacts, kw_only=True):
 
 @operation("admission facts", caller="link worker", changes=False)
 class ImportFactsRequest(Request[ImportFactsAnswer]):
-    """Describe the log and what a link may import. `after`: a sequence that was acknowledged to the caller."""
+    """Describe the log and what a link may import. `after`: a sequence that the broker acknowledged to the caller."""
 
     after: Integer = 0
     link: str | None = None
 
 
 class IndexedRecord(NamedTuple):
-    """An imported record: `channel` is the channel of its origin, `hash` the SHA-256 of its payload in hex digits."""
+    """An imported record: `channel` is the channel in its origin, `hash` the SHA-256 of its payload in hex digits."""
 
     seq: int
     link: str
@@ -384,7 +384,7 @@ class ImportChannelsAnswer(Answer):
 
 @operation("admission listed", caller="link worker", changes=False)
 class ImportChannelsRequest(Request[ImportChannelsAnswer]):
-    """Find out which of these channels would have to be listed and are not."""
+    """Find out which of these channels must be listed before records can be imported into them."""
 
     channels: tuple[str, ...] = ()
 
@@ -398,7 +398,7 @@ class DirectoryRow(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tru
 
 
 class ImportDirectoryAnswer(Answer):
-    """`version`: the directory that is known now. `refused`: keys that belong to another space."""
+    """`version`: the version of the stored directory. `refused`: keys that belong to another space."""
 
     version: str
     refused: tuple[str, ...]
@@ -406,7 +406,7 @@ class ImportDirectoryAnswer(Answer):
 
 @operation("admission people", caller="link worker")
 class ImportDirectoryRequest(Request[ImportDirectoryAnswer]):
-    """Replace the directory of a linked space, in pages. Without `people`, ask which version is known. `gone`: keys of
+    """Replace the directory of a linked space, in pages. Without `people`, return the stored version. `gone`: keys of
     former agents. `hidden`: do not show the agents. `direct`, `tasks`: what the linked space passes."""
 
     link: LinkName
@@ -433,7 +433,7 @@ MailOffers = Annotated[tuple[MailOffer, ...], msgspec.Meta(max_length=MAIL_PER_P
 
 
 class ImportVerdictsAnswer(Answer):
-    """One verdict for each row: `take`, `have`, `wait: ...` or `no: ...`. `agreed`: the link record to name."""
+    """One verdict per row: `take`, `have`, `wait: ...` or `no: ...`. `agreed`: the link record imports must name."""
 
     agreed: int
     verdicts: tuple[str, ...]
@@ -441,7 +441,7 @@ class ImportVerdictsAnswer(Answer):
 
 @operation("admission mail", caller="link worker")
 class ImportMailRequest(Request[ImportVerdictsAnswer]):
-    """Ask which direct messages may be imported. `anew`: look again at what is stored."""
+    """Ask which direct messages may be imported. `anew`: read again which of them are stored."""
 
     link: LinkName
     mail: MailOffers
@@ -456,7 +456,7 @@ class ImportedMailRequest(Request[EmptyAnswer]):
 
 
 class ImportedReceipt(Answer, kw_only=True):
-    """A receipt for a direct message of another space. `n` and `mark` identify the record of the receipt."""
+    """A receipt for a direct message of another space. `n`, `mark`: the receipt record's sequence and fingerprint."""
 
     sender: str
     id: str
@@ -468,8 +468,8 @@ class ImportedReceipt(Answer, kw_only=True):
 
 
 class ImportReceiptsAnswer(Answer, kw_only=True):
-    """Receipts after `after`, which is 0 if the record that the request names is not there, up to `through`. `broker`
-    identifies the broker process; after a change, acknowledged mail may be lost."""
+    """Receipts after `after` up to `through`; `after` is 0 if the record that the request names does not exist.
+    `broker` identifies the broker run; after a change, acknowledged mail may be lost."""
 
     receipts: tuple[ImportedReceipt, ...]
     epoch: str
@@ -490,7 +490,7 @@ class ImportReceiptsRequest(Request[ImportReceiptsAnswer]):
 
 
 class TaskOffer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A task of a linked space. `readers` can open it; `seq` is its place in the queue here, if known."""
+    """A task of a linked space. `readers`: agents that can open it. `seq`: its sequence in the queue here, if known."""
 
     sender: str
     id: str
@@ -511,7 +511,7 @@ class ImportTasksRequest(Request[ImportVerdictsAnswer]):
 
 
 class TaskProgress(Answer, kw_only=True):
-    """Missing fields do not apply to the state."""
+    """The progress of a task here. Fields that do not apply to its state are missing."""
 
     state: TaskStatus
     worker: str | None = None
@@ -530,6 +530,6 @@ class ImportProgressAnswer(Answer):
 
 @operation("admission progress", caller="link worker")
 class ImportProgressRequest(Request[ImportProgressAnswer]):
-    """Report how far tasks of other spaces are here."""
+    """Return the progress of tasks that were imported from other spaces."""
 
     tasks: TaskOffers

@@ -1,4 +1,4 @@
-"""Operations on messages that were sent: receipts, dead letters, and where a message is stored."""
+"""Operations on sent messages: receipts, dead letters, traces."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MessageKind = Literal["chat", "dm", "task"]
 
 
 class ReaderReceipt(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """The stage that the direct message at `seq` reached. `sender` and `id` name the message, so that another one that
-    got the same sequence is not mistaken for it."""
+    """The stage that the direct message at `seq` reached. `sender` and `id` identify the message, in case another one
+    has got the same sequence since."""
 
     seq: SequenceNumber
     stage: ReaderStage
@@ -61,7 +61,7 @@ class ReportReceiptsRequest(Request[ReportReceiptsAnswer]):
 
 
 class WaitForReceiptAnswer(Answer):
-    """`stages`: when the message reached each stage. `why`: the reason if no reader shows it."""
+    """`stages`: when the message reached each stage. `why`: the reason if readers reject it."""
 
     stage: ReceiptStage
     reached: bool
@@ -82,7 +82,7 @@ class WaitForReceiptRequest(Request[WaitForReceiptAnswer]):
 
 
 class ReceiptRow(Answer):
-    """`why` and `channel` describe a message that no reader shows."""
+    """`why` and `channel` describe a message that readers reject."""
 
     id: str
     to: str
@@ -94,7 +94,7 @@ class ReceiptRow(Answer):
 
 
 class WatchReceiptsAnswer(Answer):
-    """`cursor` is the next `since`. `waited` is false if too many requests wait already: ask again later."""
+    """`cursor` is the next `since`. `waited` is false if too many requests wait already: retry later."""
 
     news: tuple[ReceiptRow, ...]
     cursor: int
@@ -118,7 +118,7 @@ class MailboxRoomAnswer(Answer):
 
 @operation("receipt room", host=True)
 class MailboxRoomRequest(Request[MailboxRoomAnswer]):
-    """Make room in a mailbox that is full of messages of this agent that were read."""
+    """Make room in a full mailbox: remove messages of this agent that were read."""
 
     to: str
 
@@ -188,11 +188,11 @@ class WantedLettersAnswer(Answer):
 
 @operation("dead wanted", changes=False)
 class WantedLettersRequest(Request[WantedLettersAnswer]):
-    """List this agent's dead letters that are to be delivered again, oldest first, with their messages."""
+    """List this agent's dead letters that wait to be delivered again, oldest first, with their messages."""
 
 
 class DeadLettersAnswer(Answer):
-    """`dead` are tasks, `mail` are messages. `more`: there are more dead tasks than these."""
+    """`dead` are tasks, `mail` are messages. `more`: there are more dead tasks."""
 
     dead: tuple[DeadTaskRow, ...]
     more: bool
@@ -205,7 +205,7 @@ class DeadLettersRequest(Request[DeadLettersAnswer]):
 
 
 class DeadLetterAnswer(Answer, kw_only=True):
-    """The fields of a `LetterRow` or of a `DeadTaskRow`, and the record if it is still there."""
+    """The fields of a `LetterRow` or of a `DeadTaskRow`, and the record if it still exists."""
 
     letter: str | UnsetType = UNSET
     kind: LetterKind | UnsetType = UNSET
@@ -229,7 +229,7 @@ class DeadLetterAnswer(Answer, kw_only=True):
 
 @operation("dead show", changes=False)
 class DeadLetterRequest(Request[DeadLetterAnswer]):
-    """Show a dead letter with its record: `seq` of a task, `letter` of a message."""
+    """Show a dead letter with its record, by the `seq` of a task or the `letter` of a message."""
 
     seq: SequenceNumber | None = None
     letter: LetterName | None = None
@@ -237,7 +237,7 @@ class DeadLetterRequest(Request[DeadLetterAnswer]):
 
 @operation("dead retry", host=True)
 class RetryLetterRequest(Request[LetterChangedAnswer]):
-    """Deliver a dead letter again: `seq` of a task, `letter` of a message."""
+    """Deliver a dead letter again, by the `seq` of a task or the `letter` of a message."""
 
     seq: SequenceNumber | None = None
     letter: LetterName | None = None
@@ -245,17 +245,17 @@ class RetryLetterRequest(Request[LetterChangedAnswer]):
 
 @operation("dead drop", host=True)
 class DropLetterRequest(Request[LetterChangedAnswer]):
-    """Delete a dead letter: `seq` of a task, `letter` of a message."""
+    """Delete a dead letter, by the `seq` of a task or the `letter` of a message."""
 
     seq: SequenceNumber | None = None
     letter: LetterName | None = None
 
 
-# --- where a message is stored, and what became of it ---
+# --- traces ---
 
 
 class TracedRecord(Answer, kw_only=True):
-    """A record of the message. `origin` and `link`: the space it came from. `void`: why readers do not show it."""
+    """A record of the message. `origin` and `link`: the space it came from. `void`: why readers reject it."""
 
     stream: str
     seq: int
@@ -269,7 +269,7 @@ class TracedRecord(Answer, kw_only=True):
 
 
 class TracedReceipt(Answer, kw_only=True):
-    """What became of the message. A task has `state`; `cause`, `worker`, `attempt` and `reasons` as far as known."""
+    """The progress of the message. A task has `state`, and `cause`, `worker`, `attempt` and `reasons` if known."""
 
     kind: MessageKind
     sender: str
@@ -286,7 +286,7 @@ class TracedReceipt(Answer, kw_only=True):
 
 
 class TraceAnswer(Answer):
-    """`names`: the names of the agents that occur in it, by id."""
+    """`names`: the names of the agents in this answer, by id."""
 
     id: str
     stored: tuple[TracedRecord, ...]
@@ -303,7 +303,7 @@ class TraceRequest(Request[TraceAnswer]):
 
 
 class FindMessageAnswer(Answer):
-    """`next` continues the search as `after`; null if there is nothing more to search."""
+    """`next` continues the search as `after`; null if the search is complete."""
 
     seq: int | None
     state: Literal["stored", "gone", "unknown"]
@@ -312,7 +312,7 @@ class FindMessageAnswer(Answer):
 
 @operation("trace find", host=True, changes=False)
 class FindMessageRequest(Request[FindMessageAnswer]):
-    """Find where a message of this agent is stored. `since`: when it was first sent (default: the time in its id)."""
+    """Find the sequence of a message of this agent. `since`: when it was first sent (default: the time in its id)."""
 
     id: str
     kind: MessageKind
@@ -322,7 +322,7 @@ class FindMessageRequest(Request[FindMessageAnswer]):
 
 
 class FindMessagesAnswer(Answer):
-    """Ids that may be stored; the others are not, up to `next`."""
+    """`found`: ids that may be stored. The others are not stored up to `next`."""
 
     found: tuple[str, ...]
     next: int | None

@@ -1,4 +1,4 @@
-"""Operations on tasks: workers claim and settle them, askers ask what became of them."""
+"""Operations on tasks: workers claim and finish them, askers read their state and result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidings.contract.channels import RawRecord
 from tidings.contract.core import Answer, Request, operation
 from tidings.wire.states import TaskStatus
 
-#: seconds for which a claim or a question for a result may wait
+#: seconds for which a claim or a request for a result may wait
 TASK_WAIT = 20.0
 
 TaskSequence = Annotated[int, Meta(ge=1, le=2**53 - 1)]
@@ -21,7 +21,7 @@ Wait = Annotated[float, Meta(ge=0, le=TASK_WAIT)]
 
 
 class ClaimAnswer(Answer):
-    """Only `task` is present, and null, if no task came in time. `beat_every`: seconds between two beats."""
+    """If no task came in time, `task` is null and the other fields are missing. `beat_every`: seconds between beats."""
 
     task: RawRecord | None
     role: str = ""
@@ -48,7 +48,7 @@ class TaskBeatAnswer(Answer):
 
 @operation("task beat")
 class TaskBeatRequest(Request[TaskBeatAnswer]):
-    """Keep a claimed task."""
+    """Keep a claimed task until the next beat is due."""
 
     seq: TaskSequence
     session: str | None = None
@@ -115,14 +115,14 @@ class TaskRoomAnswer(Answer):
 
 @operation("task room", host=True)
 class TaskRoomRequest(Request[TaskRoomAnswer]):
-    """Remove ended tasks of this agent from the queue of a role, so that it takes new ones."""
+    """Remove ended tasks of this agent from the full queue of a role."""
 
     role: str
 
 
 class TaskResultAnswer(Answer):
-    """`asker` is this agent's id when it asked. `space`: the id of the space of the role, if it is another one. The
-    other fields are present as far as the steward knows the task."""
+    """`asker` is this agent's id when it asked. `space`: the id of the role's space if it is a linked one. The steward
+    omits fields that it does not know."""
 
     state: TaskStatus
     asker: str
@@ -139,7 +139,7 @@ class TaskResultAnswer(Answer):
 
 @operation("task result", waits=TASK_WAIT, changes=False)
 class TaskResultRequest(Request[TaskResultAnswer]):
-    """Ask what became of a task that this agent asked, or wait until it ends."""
+    """Return the state and result of a task that this agent asked, or wait until it ends."""
 
     id: str
     seq: TaskSequence | None = None

@@ -148,7 +148,7 @@ class Claims:
         """The task of that id in the hands of this session."""
         claim = self.held(session.scope)
         if claim is None or claim.session != session.id or claim.job.message.id != message_id:
-            raise UnknownMessage(f"this session holds no task {message_id[:64]}: it was given back, or is another's")
+            raise UnknownMessage(f"this session holds no task {message_id[:64]}: it ended or another session holds it")
         return claim.job
 
     def left(self, session: HostSession, job: Job) -> None:

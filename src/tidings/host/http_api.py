@@ -1,11 +1,11 @@
-"""The host over HTTP: what every request has to pass, who is asking, and how an answer or a refusal is written.
+"""The HTTP application of the host: checks every request, finds its caller, and encodes answers and refusals.
 
     no Origin, no token in the address -> operation by path -> session by token -> decoded request -> handler -> JSON
 
 Every operation is `POST /v1/<service>/<verb>` with its fields as a JSON object; only the stream of events is a GET. A
-refusal is `{"error": {"code", "message", "retryable"}}`: the code and the sentence of a TidingsError, and whether the
-same request may succeed later. Handlers are in `mail_handlers`, `space_handlers` and `operator_handlers`; each gets its
-caller and passes the scope of that on. Nothing here blocks the loop, and no wait outlives the host.
+refusal is `{"error": {"code", "message", "retryable"}}`: code and message of a TidingsError, and whether the same
+request may succeed later. Handlers are in `mail_handlers`, `space_handlers` and `operator_handlers`; each gets its
+caller and uses the caller's scope. Nothing here blocks the loop, and every wait ends when the host stops.
 """
 
 from __future__ import annotations
@@ -55,12 +55,14 @@ from tidings.util.task_ends import end_tasks
 
 T = TypeVar("T")
 EVENTS = "/v1/events"
-#: seconds in which a body that says that it is too large has to come as far as it is read, to name its largest field
+#: seconds for reading the beginning of a body whose stated length is too large, to name its largest field
 TOO_LARGE_WITHIN = 1.0
-#: requests of one agent that are answered at a time
+#: concurrent requests of one agent
 MOST_AT_ONCE = 128
-#: words in an address that look like a secret: addresses end in logs
-SECRET_WORDS = frozenset({"token", "access_token", "session_token", "auth", "authorization", "bearer", "secret", "key"})
+#: query parameters that look like a secret: addresses are written to logs
+SECRET_PARAMETERS = frozenset(
+    {"token", "access_token", "session_token", "auth", "authorization", "bearer", "secret", "key"}
+)
 log = logging.getLogger(__name__)
 
 #: the first class that fits decides
@@ -85,17 +87,17 @@ RETRYABLE = (UnreachableError, OutcomeUnknown, UnhealthyError, StoreError)
 
 @dataclass
 class AppState:
-    """What the handlers work with."""
+    """The state that all handlers share."""
 
     host: Host
     sessions: Sessions
     claims: Claims
-    #: as clients spell it when they prove a session
+    #: the path that clients sign to prove a session
     socket: Path
     stopping: asyncio.Event
     started: float
     streams: int = field(default=0)
-    #: requests of each agent that are being answered, and its streams
+    #: number of current requests and of open streams, by agent
     asking: Counter[RegisteredScope] = field(default_factory=Counter)
     streaming: Counter[RegisteredScope] = field(default_factory=Counter)
 
@@ -104,10 +106,10 @@ class AppState:
         self.sessions.on_end(self.presence.ended)
 
     @contextmanager
-    def turn(self, scope: RegisteredScope) -> Iterator[None]:
-        """Count a request. Connections are few, and no agent's programs may hold them all with patient questions."""
+    def count_request(self, scope: RegisteredScope) -> Iterator[None]:
+        """Counts a request, and limits them: the waiting requests of one agent must not hold all connections."""
         if self.asking[scope] >= MOST_AT_ONCE:
-            raise HostBusy(f"{MOST_AT_ONCE} requests of {scope.name} are being answered: ask again in a moment")
+            raise HostBusy(f"the host is answering {MOST_AT_ONCE} requests of {scope.name}: retry in a moment")
         self.asking[scope] += 1
         try:
             yield
@@ -117,16 +119,16 @@ class AppState:
     async def unless_stopping(
         self, waiting: Coroutine[Any, Any, T], instead: TidingsError | None = None, grace: float = 0.0
     ) -> T:
-        """Returns its result. When the host stops, raises `instead` after `grace` seconds (default: HostUnreachable,
-        which says that nothing was done; a handler that changes something raises another error)."""
-        stopped = instead or HostUnreachable("the host is stopping: ask again when it runs")
+        """Returns the result of `waiting`. When the host stops, raises `instead` after `grace` seconds (default:
+        HostUnreachable, which means that nothing was done; a handler that changes something passes another error)."""
+        stopped = instead or HostUnreachable("the host is stopping: retry when it runs again")
         return await _unless(self.stopping.wait(), waiting, stopped, grace)
 
 
 async def _unless(
     over: Coroutine[Any, Any, object], waiting: Coroutine[Any, Any, T], error: Exception, grace: float = 0.0
 ) -> T:
-    """Returns its result. Raises the error if `over` ends first, or `grace` seconds after that."""
+    """Returns the result of `waiting`. If `over` ends first, raises the error after `grace` seconds."""
     asked, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(over)
     try:
         await asyncio.wait({asked, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -140,14 +142,14 @@ async def _unless(
 
 
 class UserCaller:
-    """Who sent a request: a program of this user."""
+    """The caller of a request: a program of this user."""
 
     def __init__(self, http: Request, app: AppState) -> None:
         self.http, self.app, self.host = http, app, app.host
 
 
 class SessionCaller(UserCaller):
-    """Who sent a request: a program with a session. `scope`: its agent; `ending` is set when the session ends."""
+    """The caller of a request: a program with a session. `scope`: its agent; `ending` is set when the session ends."""
 
     def __init__(self, http: Request, app: AppState, session: HostSession) -> None:
         super().__init__(http, app)
@@ -155,19 +157,19 @@ class SessionCaller(UserCaller):
         self.ending = app.sessions.ending(session)
 
     async def unless_over(self, waiting: Coroutine[Any, Any, T], stopped: TidingsError | None = None) -> T:
-        """Returns its result. Raises NoSession as soon as the session ends, and `stopped` (default: HostUnreachable) as
-        soon as the host stops. The wait ends when the program disconnects."""
-        over = NoSession(f"session {self.session.id} has ended: open another")
-        needed = _unless(self._program_left(), waiting, ClientDisconnect())
-        return await _unless(self.ending.wait(), self.app.unless_stopping(needed, stopped), over)
+        """Returns the result of `waiting`. Raises NoSession as soon as the session ends, `stopped` (default:
+        HostUnreachable) as soon as the host stops, and ClientDisconnect when the program disconnects."""
+        ended = NoSession(f"session {self.session.id} has ended: open another")
+        connected = _unless(self._disconnected(), waiting, ClientDisconnect())
+        return await _unless(self.ending.wait(), self.app.unless_stopping(connected, stopped), ended)
 
-    async def _program_left(self) -> None:
+    async def _disconnected(self) -> None:
         while (await self.http.receive())["type"] != "http.disconnect":
             pass
 
     @property
     def mine(self) -> tuple[str, str]:
-        """How the stores name this scope."""
+        """The key of this scope in the stores."""
         return self.scope.space_id, self.scope.agent
 
 
@@ -177,15 +179,15 @@ Handler = Callable[..., Awaitable[Any]]
 
 
 class ForwardOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Fields of a forwarded request that are for its way. `op`: the id under which it takes effect once. `wait`:
-    seconds that the steward may take beyond the usual."""
+    """Additional fields of a forwarded request. `op`: the id under which it takes effect once. `wait`: additional
+    seconds that the steward may take."""
 
     op: str | None = None
     wait: Wait = 0.0
 
 
 async def read_content(http: Request, operation: Operation) -> bytes:
-    """Returns the body. Raises TooLarge before more than the operation allows is held."""
+    """Returns the body. Raises TooLarge without reading more than the operation allows."""
     limit, held = operation.limit, bytearray()
     stated = http.headers.get("content-length", "")
     size = int(stated) if stated.isdigit() else 0
@@ -198,7 +200,7 @@ async def read_content(http: Request, operation: Operation) -> bytes:
     if max(len(held), size) > limit:
         raise TooLarge(f"{oversize(operation.name, bytes(held[:limit]), limit)}: send an artifact reference")
     if held and http.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        raise UsageError("a body is JSON: send it with `Content-Type: application/json`")
+        raise UsageError("the body must be JSON: send it with `Content-Type: application/json`")
     return bytes(held)
 
 
@@ -230,17 +232,17 @@ def refusal(error: TidingsError, status: int | None = None) -> Response:
 def _token(http: Request) -> str:
     kind, _, token = http.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not token.strip():
-        raise NoSession("this needs a session: open one with the agent's key, and send its token as a Bearer")
+        raise NoSession("a session is required: open one with the agent's key, and send its token as a Bearer")
     return token.strip()
 
 
 def _check_safe(scope: Scope) -> None:
-    """Refuses what comes from a web page, or shows a secret."""
+    """Refuses requests from web pages, and addresses with parameters, which may contain a secret."""
     if any(name == b"origin" for name, _ in scope["headers"]):
         raise DeniedError("the host does not answer web pages: a request with an Origin is refused")
     if scope["query_string"]:
-        if SECRET_WORDS & {name.lower() for name in QueryParams(scope["query_string"])}:
-            raise UsageError("a token belongs into the Authorization header: addresses are written into logs")
+        if SECRET_PARAMETERS & {name.lower() for name in QueryParams(scope["query_string"])}:
+            raise UsageError("send a token in the Authorization header: addresses are written to logs")
         raise UsageError(f"{scope['path'][:100]} has no parameters: send its fields as a JSON object in the body")
 
 
@@ -248,7 +250,7 @@ def _check_safe(scope: Scope) -> None:
 
 
 class HostApi:
-    """The ASGI application of the host. `forward` sends a request to the steward; `events` begins a stream."""
+    """The ASGI application of the host. `forward` sends a request to the steward; `events` starts a stream."""
 
     def __init__(self, app: AppState, handlers: Mapping[str, Handler], forward: Handler, events: Handler) -> None:
         self.app, self._handlers, self._forward, self._events = app, handlers, forward, events
@@ -262,18 +264,16 @@ class HostApi:
             response = refusal(error)
         except ClientDisconnect:
             response = Response(status_code=400)
-        except Exception:  # boundary: a mistake of ours must not take the host down
+        except Exception:  # boundary: a bug of ours must not stop the host
             log.exception("%s %s failed", http.method, http.url.path)
-            response = refusal(
-                TidingsError("the host failed at this, and wrote down why: see logs/host.log of this home")
-            )
+            response = refusal(TidingsError(f"the host failed at {http.url.path[:100]}: see logs/host.log in its home"))
         await response(scope, receive, send)
 
     async def _respond(self, http: Request) -> Response:
         path: str = http.scope["path"]
         operation = SERVED.get(path)
         if operation is None and path != EVENTS:
-            unknown = UsageError(f"the host has no {path[:100]!r}: docs/host-api.md lists its operations")
+            unknown = UsageError(f"the host has no operation {path[:100]!r}: see docs/host-api.md")
             return refusal(unknown, 404)
         if http.method != ("GET" if operation is None else "POST"):
             wrong = UsageError(f"the host has no {http.method} {path}: operations are POST, events are GET")
@@ -283,7 +283,7 @@ class HostApi:
         session = await self.app.sessions.find(_token(http))
         self.app.claims.heard(session)
         caller = SessionCaller(http, self.app, session)
-        with self.app.turn(session.scope), self.app.presence.asking(session):
+        with self.app.count_request(session.scope), self.app.presence.asking(session):
             if operation is None:
                 return await self._events(caller)  # type: ignore[no-any-return]
             return as_json(await self._answer(caller, operation))

@@ -1,14 +1,14 @@
-"""Handlers of one agent's mail: what it hands over to be sent, and what it was sent. Every query names the scope.
+"""Handlers of an agent's outbox and inbox. Every query names the scope.
 
-`events` are Server-Sent Events: an agent's inbox as it fills, by row.
+`events` streams the rows of an agent's inbox as Server-Sent Events.
 
-    event: message    id: the row    data: the message        event: state    data: how the connection is
+    event: message    id: the row    data: the message        event: state    data: the state of the connection
     event: notice     id: the row    data: a notice, such as a loss
 
-There is no queue of events: a stream reads the inbox behind the last row it sent, and is woken when there is more. So
-`Last-Event-ID` continues where a stream ended, across reconnects and restarts, without a gap or a second copy, and a
-slow reader costs nobody anything; one that takes nothing for a while is cut, and can come back. The first event tells
-where the stream begins, so that a reader that came without a number has one too.
+There is no queue of events: a stream reads the inbox after the last row it sent, and is woken by new rows. So
+`Last-Event-ID` continues a stream across reconnects and restarts without a gap or a second copy, and a slow reader does
+not delay others. A reader that takes nothing for a while is disconnected and can reconnect. The first event has the row
+after which the stream begins, for readers that sent no `Last-Event-ID`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from tidings.util.task_ends import end_tasks
 from tidings.wire.names import is_agent_id
 from tidings.wire.signing import KeyPair
 
-#: bytes of messages in one answer: a page ends before it is more than this
+#: the largest sum of message sizes in one answer, in bytes; a page with more is cut
 PAGE_BYTES = 4 * 1024 * 1024
-#: above the number of every row
+#: larger than every row number
 FOREVER = 2**62
 NAMES_PATIENCE = 3.0
 
@@ -56,20 +56,20 @@ NAMES_PATIENCE = 3.0
 async def send(caller: SessionCaller, request: contract.SendRequest) -> contract.SendAnswer:
     if (request.agent and not is_agent_id(request.agent)) or request.mentions:
         check_request(request)
-        await caller.app.unless_stopping(_names_known(caller))
-    # never cancelled: a program that hears "not accepted" sends the message another way
+        await caller.app.unless_stopping(_wait_for_names(caller))
+    # never cancelled: a program that gets "not accepted" sends the message directly
     sent = await caller.host.send(caller.scope, request, wait=min(request.wait, contract.LONGEST_WAIT))
     answer = msgspec.convert(sent, contract.SendAnswer, from_attributes=True)
     answer.seq = sent.seq or None
     return answer
 
 
-async def _names_known(caller: SessionCaller) -> None:
-    """Waits until the agents of a new space were seen once, so that names resolve."""
+async def _wait_for_names(caller: SessionCaller) -> None:
+    """Waits until the host has seen the agents of a new space once, so that names resolve."""
     until = time.monotonic() + NAMES_PATIENCE
     while caller.host.directories.of(caller.scope.space_id).at is None and time.monotonic() < until:
         if health_of(caller.app, caller.scope).reason:
-            return  # it cannot be reached, so there is nothing to wait for
+            return  # the space cannot be reached
         await asyncio.sleep(0.02)
 
 
@@ -102,7 +102,7 @@ async def cancel(caller: SessionCaller, request: contract.CancelRequest) -> cont
 async def receipt(caller: SessionCaller, request: contract.MessageReceiptRequest) -> contract.MessageReceiptAnswer:
     row = await caller.host.find(caller.scope, request.id)
     if row.kind != "dm":
-        raise UsageError(f"message {row.id} is no direct message: only those have receipts")
+        raise UsageError(f"message {row.id} is not a direct message: only direct messages have receipts")
     if row.seq is None:
         return contract.MessageReceiptAnswer(row.id, "stored", None, row.destination, "")
     wait = min(request.wait, contract.LONGEST_WAIT)
@@ -126,24 +126,22 @@ async def list_inbox(caller: SessionCaller, request: contract.ListInboxRequest) 
         )
         left = until - time.monotonic()
         if found or left <= 0:
-            return contract.InboxAnswer(await _page(caller, found, from_the_end=wanted.newest and not request.search))
+            return contract.InboxAnswer(await _page(caller, found, keep_last=wanted.newest and not request.search))
         await caller.unless_over(changed.wait(left))
 
 
-async def _page(
-    caller: SessionCaller, rows: list[InboxRow], *, from_the_end: bool = False
-) -> list[contract.InboxMessage]:
-    """Returns a page, built in a thread: opening megabytes of sealed mail takes longer than the loop may stand still.
+async def _page(caller: SessionCaller, rows: list[InboxRow], *, keep_last: bool = False) -> list[contract.InboxMessage]:
+    """Returns a page, built in a thread: opening megabytes of sealed mail would block the loop for too long.
 
-    `from_the_end`: if not all fit, the last of them do.
+    `keep_last`: if not all rows fit, keep the last instead of the first.
     """
-    way = -1 if from_the_end else 1
+    step = -1 if keep_last else 1
     key, names = caller.host.key(caller.scope), caller.host.names(caller.scope)
-    return (await asyncio.to_thread(page, rows[::way], key, names))[::way]
+    return (await asyncio.to_thread(page, rows[::step], key, names))[::step]
 
 
 def page(rows: list[InboxRow], key: KeyPair | None, names: dict[str, str]) -> list[contract.InboxMessage]:
-    """Returns as many messages as fit one answer, at least one."""
+    """Returns as many messages as fit into one answer, at least one."""
     shown: list[contract.InboxMessage] = []
     size = 0
     for row in rows:
@@ -203,7 +201,7 @@ async def delete_mail(caller: SessionCaller, request: contract.DeleteMailRequest
 @handler(contract.ThreadRequest)
 async def thread(caller: SessionCaller, request: contract.ThreadRequest) -> contract.InboxAnswer:
     rows = await caller.host.inbox.read(inbox_views.thread, *caller.mine, request.id)
-    # a page ends where it is full: the message that was named and the newest of the others come first
+    # if the page is cut, it keeps the requested message and the newest of the others
     found = await _page(caller, sorted(rows, key=lambda row: (row.id != request.id, -row.row)))
     return contract.InboxAnswer(sorted(found, key=lambda message: message.row))
 
@@ -220,10 +218,10 @@ async def message_ids(caller: SessionCaller, request: contract.MessageIdsRequest
 # --- events ---
 
 KEEPALIVE = 15.0
-#: a reader that takes nothing for so long is cut
+#: seconds after which a reader that takes nothing is disconnected
 SLOWEST = 30.0
 AT_ONCE = 16
-#: a stream looks so often by itself, whether or not it was woken
+#: seconds after which a stream reads the inbox even if it was not woken
 LOOK = 15.0
 MOST_STREAMS = 256
 MOST_STREAMS_OF_ONE = 64
@@ -231,58 +229,58 @@ log = logging.getLogger(__name__)
 
 
 class Stream(EventSourceResponse):
-    """A stream that counts from when it is made, and cuts its reader off instead of waiting for it."""
+    """A stream of events. It counts as open from its construction on, and disconnects a reader that is too slow."""
 
     def __init__(self, app: AppState, session: HostSession, content: AsyncIterator[ServerSentEvent]) -> None:
         super().__init__(content, ping=KEEPALIVE, send_timeout=SLOWEST, sep="\n", cleanup_timeout=1.0)
         self._app, self._session = app, session
-        # here, so that nothing comes between the look whether there is room and the count
+        # counted here, so that no other request runs between the check of the limit and the count
         app.streams += 1
         app.streaming[session.scope] += 1
         app.presence.follow(session.scope, 1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        whose = self._session.scope
+        agent = self._session.scope
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
-            who = self._session.scope
-            log.info("a reader of %s in %s took nothing for %.0f s and is cut", who.name, who.space, SLOWEST)
+            log.info(
+                "disconnecting a reader of %s in %s that took nothing for %.0f s", agent.name, agent.space, SLOWEST
+            )
             transport = scope.get("state", {}).get("transport")
             if transport is not None:
                 transport.abort()
-                await asyncio.sleep(0)  # its end is noticed before the answer is missed
+                await asyncio.sleep(0)  # the server must notice the disconnect before the missing end of the answer
         finally:
             self._app.streams -= 1
-            self._app.streaming[whose] -= 1
-            self._app.presence.follow(whose, -1)
+            self._app.streaming[agent] -= 1
+            self._app.presence.follow(agent, -1)
 
 
 async def events(caller: SessionCaller) -> Stream:
-    """Server-Sent Events: rows of the inbox behind `Last-Event-ID`, then each as it comes; `state` when the connection
-    changes."""
+    """Streams rows of the inbox after `Last-Event-ID`, then new rows, and `state` when the connection changes."""
     after = await _begin(caller)
     if caller.app.streams >= MOST_STREAMS:
-        raise HostBusy(f"{MOST_STREAMS} programs follow their inboxes here: end one")
+        raise HostBusy(f"{MOST_STREAMS} programs follow an inbox at this host: stop one")
     if caller.app.streaming[caller.scope] >= MOST_STREAMS_OF_ONE:
-        raise HostBusy(f"{MOST_STREAMS_OF_ONE} programs follow the inbox of {caller.scope.name}: end one")
+        raise HostBusy(f"{MOST_STREAMS_OF_ONE} programs follow the inbox of {caller.scope.name}: stop one")
     return Stream(caller.app, caller.session, _follow(caller.app, caller.session, after))
 
 
 async def _begin(caller: SessionCaller) -> int:
     """Returns the row after which the stream begins (default: the newest)."""
-    said = caller.http.headers.get("last-event-id")
-    if said is None:
+    text = caller.http.headers.get("last-event-id")
+    if text is None:
         return await caller.host.inbox.read(inbox_views.last, *caller.mine)
-    if not (said.isascii() and said.isdigit()) or len(said) > 18:
-        raise UsageError(f"Last-Event-ID is the number of a row, not {said[:32]!r}")
-    return int(said)
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise UsageError(f"Last-Event-ID must be the number of a row, not {text[:32]!r}")
+    return int(text)
 
 
 async def _follow(app: AppState, session: HostSession, after: int) -> AsyncIterator[ServerSentEvent]:
     scope = session.scope
-    changed, told = app.host.changes(scope), _state(app, session)
-    yield _event("state", told, after)
+    changed, sent_state = app.host.changes(scope), _state(app, session)
+    yield _event("state", sent_state, after)
     ending = app.sessions.ending(session)
     while not app.stopping.is_set() and not ending.is_set():
         wanted = Wanted(after=after, limit=AT_ONCE)
@@ -294,23 +292,23 @@ async def _follow(app: AppState, session: HostSession, after: int) -> AsyncItera
                 return
             yield event
         after = rows[-1].row if rows else after
-        if (now := _state(app, session)) != told:
-            told = now
-            yield _event("state", told)
+        if (state := _state(app, session)) != sent_state:
+            sent_state = state
+            yield _event("state", sent_state)
         if not rows:
-            await _woken(changed, ending, app.stopping)
+            await _wait_for_news(changed, ending, app.stopping)
 
 
 def _messages(rows: list[InboxRow], key: KeyPair | None, names: dict[str, str]) -> list[ServerSentEvent]:
-    """For a thread: opening megabytes of sealed mail takes longer than the loop may stand still."""
+    """Returns the events of rows. For a thread: opening megabytes of sealed mail would block the loop for too long."""
     kinds = ("notice" if row.kind == "notice" else "message" for row in rows)
     return [
         _event(kind, inbox_views.inbox_message(row, key, names), row.row) for kind, row in zip(kinds, rows, strict=True)
     ]
 
 
-async def _woken(changed: Changed, *ends: asyncio.Event) -> None:
-    """Until there is news, a moment passed, or one of these is set: the session ends, the host stops."""
+async def _wait_for_news(changed: Changed, *ends: asyncio.Event) -> None:
+    """Waits until there are new rows, `LOOK` seconds have passed, or one of `ends` is set."""
     waiting = [asyncio.ensure_future(each) for each in (changed.wait(LOOK), *(end.wait() for end in ends))]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

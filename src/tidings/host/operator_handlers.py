@@ -1,7 +1,7 @@
-"""Handlers that open and end sessions, and the operator's view: states and counts for every program of this user.
+"""Handlers that open and end sessions, and show states and counts to every program of this user.
 
-Nothing here shows what a message says or whom it is for. Opening a session is the only way from a user to an agent: the
-host reads the identity where the program says it is, and believes the program if it signed with that key.
+Nothing here shows the content or the recipient of a message. A program of the user acts as an agent only with a
+session: the host reads the identity from the source that the program names, and checks its signature.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidings.host.registry import Scope, Source, check_source, identity_of
 from tidings.rpc.dispatch import handler
 from tidings.version import __version__
 
-#: seconds that a trial of the store may take
+#: seconds that a test write to the store may take
 TRIAL_PATIENCE = 10.0
 
 
@@ -42,23 +42,23 @@ async def challenge(caller: UserCaller, _request: contract.ChallengeRequest) -> 
 @handler(contract.OpenSessionRequest)
 async def open_session(caller: UserCaller, request: contract.OpenSessionRequest) -> contract.OpenSessionAnswer:
     if not caller.app.sessions.challenges.spend(request.nonce):
-        raise NoSession("this challenge was used or is too old: ask for another")
+        raise NoSession("this challenge was used or has expired: request another one")
     source = check_source(request.source)
     identity = await _identity(source)
     proven = is_proven(request.signature, identity.space_id, identity.id, str(caller.app.socket), request.nonce)
     if request.agent not in (None, identity.id) or not proven:
-        raise DeniedError(f"this is not signed with the key of {identity.name} in {identity.subjects.space}")
+        raise DeniedError(f"the proof is not signed with the key of {identity.name} in {identity.subjects.space}")
     scope = await caller.host.adopt(source, request.receive, identity)
     session, token = await caller.app.sessions.begin(scope, receive=request.receive, program=request.program)
     return contract.OpenSessionAnswer(session=session.id, token=token, **_facts(scope))
 
 
 async def _identity(source: Source) -> Identity:
-    """As it is on disk. An agent that does not exist is not made for somebody who has proven nothing."""
+    """Returns the identity on disk. Does not create a missing agent, because the caller has proven nothing yet."""
     if source[0] == "home":
         _, home, space, name = source
         if not SpaceHome(Path(home), space).agent_creds(name).exists():
-            raise UsageError(f"there is no credential for agent {name[:64]} in space {space}: `tidings agent add` it")
+            raise UsageError(f"there is no credential for agent {name[:64]} in space {space}: run `tidings agent add`")
     try:
         return await identity_of(source)
     except OSError as error:
@@ -86,7 +86,7 @@ def _facts(scope: Scope) -> dict[str, str]:
     return {"space": scope.space, "space_id": scope.space_id, "agent": scope.agent, "name": scope.name}
 
 
-# --- how it is ---
+# --- health and status ---
 
 
 def health_of(app: AppState, scope: Scope) -> contract.ConnectionHealth:
@@ -131,7 +131,7 @@ async def host_health(caller: UserCaller, _request: contract.HostHealthRequest) 
 
 
 def _ages(app: AppState) -> dict[str, float | None]:
-    """Of each space, seconds since the last round trip of any agent."""
+    """Returns, by space, the seconds since the last round trip of any agent."""
     found: dict[str, list[float | None]] = {}
     for each in app.host.health():
         found.setdefault(each.scope.space, []).append(each.age)
@@ -172,21 +172,21 @@ async def host_status(caller: UserCaller, _request: contract.HostStatusRequest) 
 
 
 async def _trouble(caller: UserCaller, trial: Callable[[], Awaitable[None]]) -> str | None:
-    """Why this cannot be written now; None if it was tried and it can."""
+    """Returns why the trial write failed; None if it succeeded."""
     path = caller.host.database.path
     try:
         async with asyncio.timeout(TRIAL_PATIENCE):
             await trial()
     except TimeoutError:
-        return f"{path} was not written within {TRIAL_PATIENCE:.0f} s: look after its disk"
+        return f"{path} was not written within {TRIAL_PATIENCE:.0f} s: check its disk"
     except StoreError as error:
         return str(error)
     except sqlite3.Error as error:
-        return f"{path} refuses it ({error}): restore a copy"
+        return f"{path} cannot be written ({error}): restore a copy"
     return None
 
 
-# --- what an operator does ---
+# --- operator commands ---
 
 
 @handler(contract.PauseSpaceRequest)
@@ -207,9 +207,9 @@ def _space(caller: UserCaller, text: str) -> Scope:
     """Returns a scope of the space with this name or id."""
     found = {each.space_id: each for each in caller.host.scopes() if text in (each.space, each.space_id)}
     if not found:
-        raise UsageError(f"this host works for nobody in a space {text[:64]!r}: `tidings host status` lists its spaces")
+        raise UsageError(f"this host has no agent in a space {text[:64]!r}: `tidings host status` lists its spaces")
     if len(found) > 1:
-        raise AmbiguousPeer(f"several spaces are called {text[:64]}: name it by its id, one of {', '.join(found)}")
+        raise AmbiguousPeer(f"several spaces are called {text[:64]}: use one of the ids {', '.join(found)}")
     return next(iter(found.values()))
 
 

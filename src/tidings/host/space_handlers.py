@@ -1,7 +1,7 @@
-"""Handlers that ask the space, through the one endpoint of the session's agent: agents, channels, history, tasks.
+"""Handlers that ask the space, over the connection of the session's agent: agents, channels, history, tasks.
 
-They need the space now, and raise UnreachableError if it is away. Only `list_agents` answers from what was last seen.
-`forward` sends operations of the steward on.
+They raise UnreachableError if the space cannot be reached. Only `list_agents` then answers with the agents last seen.
+`forward` forwards operations to the steward.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tidings.wire.states import TaskStatus
 
 A = TypeVar("A")
 T = TypeVar("T")
-#: how long a connection that is being made is waited for
+#: seconds to wait for a connection that is being opened
 CONNECT_PATIENCE = 3.0
-#: how long a steward is waited for, besides what a question asks for
+#: seconds to wait for the steward, in addition to the requested wait
 CALL_PATIENCE = 5.0
-#: an answer of several questions, shorter than clients of the host wait for one
+#: seconds for an answer that takes several requests; clients of the host wait longer
 QUESTION_PATIENCE = 8.0
-#: how long a steward that is being told something may still answer when the host stops
-LAST_WORDS = 1.0
+#: seconds that the steward may still take for a sent result when the host stops
+STOP_GRACE = 1.0
 SHORTEST_SILENCE = 5.0
 
 
 async def _endpoint(caller: SessionCaller) -> DirectAgent:
-    """The agent's endpoint, connected. One that is just connecting is waited for; a question is not kept for later."""
+    """Returns the agent's connected endpoint. Waits for a connection that is being opened."""
     until = time.monotonic() + CONNECT_PATIENCE
     while True:
         health = health_of(caller.app, caller.scope)
@@ -53,9 +53,7 @@ async def _endpoint(caller: SessionCaller) -> DirectAgent:
             raise AuthRevoked(f"{caller.scope.name} may not act in {caller.scope.space}: {health.reason}")
         if health.reason or time.monotonic() > until:
             why = f" ({health.reason})" if health.reason else ""
-            raise Reconnecting(
-                f"{caller.scope.name} is not connected to {caller.scope.space} now{why}: ask again later"
-            )
+            raise Reconnecting(f"{caller.scope.name} is not connected to {caller.scope.space} now{why}: retry later")
         await asyncio.sleep(0.02)
 
 
@@ -64,7 +62,7 @@ async def forward(caller: SessionCaller, options: ForwardOptions, request: Reque
     timeout = CALL_PATIENCE + min(options.wait, contract.LONGEST_WAIT)
     call = (await _endpoint(caller)).call(request, op=options.op, timeout=timeout)
     name = request.operation.name
-    unknown = OutcomeUnknown(f"the host stopped before the steward answered `{name}`: it may be done or not, ask again")
+    unknown = OutcomeUnknown(f"the host stopped before the steward answered `{name}`: it may have taken effect; retry")
     return await caller.unless_over(call, unknown if request.operation.changes else None)
 
 
@@ -74,9 +72,9 @@ async def list_agents(caller: SessionCaller, _request: contract.ListAgentsReques
         endpoint = await _endpoint(caller)
         agents = await endpoint.who()
     except (UnreachableError, AuthRevoked, TimeoutError) as error:
-        seen = caller.host.directories.of(caller.scope.space_id).agents()
-        rows = [replace(each, status="unknown") for each in seen]
-        return contract.ListAgentsAnswer(rows, False, "", str(error) or "nobody answered in time")
+        last_seen = caller.host.directories.of(caller.scope.space_id).agents()
+        rows = [replace(each, status="unknown") for each in last_seen]
+        return contract.ListAgentsAnswer(rows, False, "", str(error) or "no answer in time")
     return contract.ListAgentsAnswer(list(agents), True, endpoint.transport.roster.backstop.delay)
 
 
@@ -104,7 +102,7 @@ async def channel_history(
             found = await endpoint.history(request.channel, request.limit, before=request.before or None)
     except TimeoutError as error:
         raise StewardUnreachable(
-            f"the steward of {caller.scope.space} did not answer within {QUESTION_PATIENCE:.0f} s: ask again"
+            f"the steward of {caller.scope.space} did not answer within {QUESTION_PATIENCE:.0f} s: retry"
         ) from error
     return contract.ChannelHistoryAnswer(
         [verified_message(each) for each in found], found.gone, found.hidden, found.more
@@ -113,7 +111,7 @@ async def channel_history(
 
 @handler(contract.JoinChannelRequest)
 async def join_channel(caller: SessionCaller, request: contract.JoinChannelRequest) -> contract.JoinChannelAnswer:
-    # no backfill: history is asked for, not put into the inbox
+    # no backfill: programs ask for history, and the inbox has only what was received
     joined = await (await _endpoint(caller)).join(request.channel, backfill=0)
     return msgspec.convert(joined, contract.JoinChannelAnswer, from_attributes=True)
 
@@ -142,8 +140,8 @@ async def claim_task(caller: SessionCaller, request: contract.ClaimTaskRequest) 
     claims, before = caller.app.claims, caller.app.claims.held(caller.scope)
     waiting = claims.claim(caller.session, endpoint, request.role, wait, silence, take_over=request.take_over)
     job = await caller.unless_over(waiting)
-    came = job is not None and (before is None or before.job is not job)
-    if job is not None and came and await caller.http.is_disconnected():
+    is_new = job is not None and (before is None or before.job is not job)
+    if job is not None and is_new and await caller.http.is_disconnected():
         claims.left(caller.session, job)
     return contract.ClaimTaskAnswer(task_in_hands(job) if job else None)
 
@@ -163,7 +161,7 @@ async def held_task(caller: SessionCaller, _request: contract.HeldTaskRequest) -
 @handler(contract.FinishTaskRequest)
 async def finish_task(caller: SessionCaller, request: contract.FinishTaskRequest) -> contract.SettleTaskAnswer:
     job = caller.app.claims.job(caller.session, request.id)
-    await _settled(caller, job, job.done(request.text, data=request.data))
+    await _settle(caller, job, job.done(request.text, data=request.data))
     return contract.SettleTaskAnswer(job.message.id, TaskStatus.DONE)
 
 
@@ -171,17 +169,17 @@ async def finish_task(caller: SessionCaller, request: contract.FinishTaskRequest
 async def give_up_task(caller: SessionCaller, request: contract.GiveUpTaskRequest) -> contract.SettleTaskAnswer:
     job = caller.app.claims.job(caller.session, request.id)
     ending = job.put_back() if request.untouched else job.fail(request.reason, retry=request.retry)
-    return contract.SettleTaskAnswer(job.message.id, await _settled(caller, job, ending))
+    return contract.SettleTaskAnswer(job.message.id, await _settle(caller, job, ending))
 
 
-async def _settled(caller: SessionCaller, job: Job, settling: Coroutine[Any, Any, T]) -> T:
-    """The steward's answer. Once it was told, only its answer says whether it heard."""
+async def _settle(caller: SessionCaller, job: Job, settling: Coroutine[Any, Any, T]) -> T:
+    """Returns the steward's answer. Without one, it is unknown whether the request took effect."""
     unknown = OutcomeUnknown(
-        f"task {job.message.id} may be settled or not, the steward's answer did not come: claim a task of {job.role} "
-        "again when the host runs and the space can be reached; if it is this one, it was not settled"
+        f"the steward did not answer, so task {job.message.id} may have ended: claim a task of {job.role} again when "
+        "the host runs and the space can be reached; if it is this one, it has not ended"
     )
     try:
-        return await caller.app.unless_stopping(settling, unknown, LAST_WORDS)
+        return await caller.app.unless_stopping(settling, unknown, STOP_GRACE)
     except UnreachableError as error:
         raise unknown from error
 

@@ -1,1 +1,1 @@
-"""Carriers of control requests."""
+"""Carries requests and answers of the contract over NATS and a unix socket."""

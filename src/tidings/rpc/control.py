@@ -1,7 +1,7 @@
-"""Asking the steward: one request, one answer, typed errors on this side too.
+"""The client of the control service: sends a request to the steward and returns a typed answer or raises a typed error.
 
-A request is strict JSON with an operation id. The same id may be sent again after an unknown outcome: the steward
-resolves it by reading, never by guessing. The sender is pinned by the subject, so a request carries no signature.
+A request is strict JSON with an operation id. After an unknown outcome it may be sent again with the same id: the
+steward reads whether it took effect. The broker enforces the sender in the subject, so a request carries no signature.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Refused(msgspec.Struct, frozen=True):
 
 
 def encode_request(request: Request[Any], op: str | None) -> bytes:
-    """Returns a request as it travels to the steward. `op`: the id under which it takes effect once."""
+    """Returns a request as JSON for the steward. `op`: the id under which it takes effect once."""
     body, head = msgspec.json.encode(request), msgspec.json.encode({"op": op or new_id(), "do": request.operation.verb})
     return head[:-1] + (b"," + body[1:] if len(body) > 2 else b"}")
 
@@ -52,16 +52,16 @@ def decode_answer(request: Request[A], data: bytes) -> A:
 
 
 def decode_refusal(name: str, data: bytes) -> TidingsError:
-    """Returns the error that an answer names. Raises WireError if it is no JSON object."""
+    """Returns the error that an answer names. Raises WireError if the answer is not a JSON object."""
     try:
         refusal = msgspec.json.decode(data, type=_Refused).error
     except msgspec.MsgspecError as error:
-        raise WireError(f"{name}: the answer is no JSON object: {error}") from error
+        raise WireError(f"{name}: the answer is not a JSON object: {error}") from error
     return ERRORS_BY_CODE.get(refusal.code, TidingsError)(refusal.message)
 
 
 class ListingPage(Protocol):
-    """The answer of an operation that lists in pages."""
+    """The answer of an operation that lists something in pages."""
 
     @property
     def next(self) -> str | None: ...
@@ -94,7 +94,7 @@ class ControlClient:
         return decode_answer(request, await self.exchange(request.operation.name, encode_request(request, op)))
 
     async def exchange(self, name: str, body: bytes) -> bytes:
-        """Sends the bytes of a request to the service of an operation and returns those of the answer."""
+        """Sends an encoded request to the service of an operation and returns the encoded answer."""
         subject = self.subjects.control(name.split()[0], self.sender)
         try:
             return (await self.connection.request(subject, body, timeout=self.timeout)).data
@@ -103,6 +103,6 @@ class ControlClient:
                 f"the steward of space {self.subjects.space} does not answer; `tidings status` says why"
             ) from error
         except TimeoutError as error:
-            raise OutcomeUnknown(f"no answer to {name} within {self.timeout:.0f} s: ask again") from error
+            raise OutcomeUnknown(f"no answer to {name} within {self.timeout:.0f} s: retry") from error
         except (NatsError, OSError) as error:
-            raise BrokerUnreachable(f"the connection to space {self.subjects.space} is gone ({error})") from error
+            raise BrokerUnreachable(f"lost the connection to space {self.subjects.space} ({error})") from error

@@ -1,9 +1,9 @@
-"""Handlers: which function answers which operation, and an answer or a refusal as bytes.
+"""Maps operations to their handler functions, and encodes answers and refusals.
 
     @handler(JoinRequest)
     async def join(self, caller: Caller, request: JoinRequest) -> JoinAnswer: ...
 
-The request is the last parameter; what comes before it is up to the server.
+The request is the last parameter; each server chooses the ones before it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tidings.errors import TidingsError
 
 A = TypeVar("A")
 P = ParamSpec("P")
-#: server and operation -> the function that handles it, of every module that was loaded
+#: server and operation -> the name of its handler, for all loaded modules
 HANDLED: dict[tuple[Server, str], str] = {}
 
 
 def handler(request: type[Request[A]]) -> Callable[[Callable[P, Awaitable[A]]], Callable[P, Awaitable[A]]]:
-    """Marks a function as the handler of the operation that has this request."""
+    """Marks a function as the handler of the operation with this request."""
     operation = request.operation
 
     def mark(function: Callable[P, Awaitable[A]]) -> Callable[P, Awaitable[A]]:
         name = f"{function.__module__}.{function.__qualname__}"
         if (before := HANDLED.setdefault((operation.server, operation.name), name)) != name:
             raise LookupError(f"{operation.name} has two handlers: {before} and {name}")
-        taken = [*inspect.signature(function).parameters.values()][-1].annotation
-        if taken is not request and str(taken).rpartition(".")[2] != request.__name__:
-            raise LookupError(f"{name} handles {operation.name} and takes a {taken}, not a {request.__name__}")
+        annotation = [*inspect.signature(function).parameters.values()][-1].annotation
+        if annotation is not request and str(annotation).rpartition(".")[2] != request.__name__:
+            raise LookupError(f"{name} handles {operation.name} and takes a {annotation}, not a {request.__name__}")
         vars(function)["operation"] = operation
         return function
 
@@ -53,7 +53,7 @@ def handlers_of(server: Server, *parts: object, complete: bool = True) -> dict[s
             if inspect.isfunction(function) and operation is not None and operation.server == server:
                 found[operation.name] = getattr(part, name)
     if complete and (missing := sorted(DECLARED[server].keys() - found.keys())):
-        raise LookupError(f"declared and not handled: {', '.join(missing)}")
+        raise LookupError(f"no handler for declared operations: {', '.join(missing)}")
     return found
 
 
@@ -64,9 +64,9 @@ def encode_answer(answer: msgspec.Struct) -> bytes:
 
 
 def encode_refusal(error: BaseException, server: Server) -> bytes:
-    """Returns a refusal with the code of its error. An error that was not foreseen is named without its details."""
+    """Returns a refusal with the code of its error. Details of an unexpected error are left out."""
     if isinstance(error, TidingsError):
         code, message = error.code, str(error)
     else:
-        code, message = "failed", f"the {server} failed ({type(error).__name__}); its log says more"
+        code, message = "failed", f"the {server} failed ({type(error).__name__}): see its log"
     return json.dumps({"ok": False, "error": {"code": code, "message": message[:1000]}}).encode()

@@ -1,10 +1,10 @@
-"""The carrier of the contract over a unix socket of this user: one request a connection, lines of JSON.
+"""Carries operations over a unix socket of this user: one request per connection, as lines of JSON.
 
     {"do": "link pause", "link": ...}  ->  {"ok": true, ...}, or one such line per answer of a stream;
                                            {"ok": false, "error": {"code": ..., "message": ...}} for a refusal
 
-The link worker is the only process that writes its link store, so commands send it every change. While it does not run,
-a command may open the link store itself (`links/operations.py`).
+A running link worker is the only writer of its link store, so commands send it every change. While none runs, a command
+may open the link store itself (`links/operations.py`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tidings.rpc.control import decode_answer
 from tidings.rpc.dispatch import encode_answer, encode_refusal
 from tidings.util.private_sockets import bind, connect_at_once, peer_uid
 
-#: bytes of a line: a request that is read and refused for its size, or an answer of a stream
+#: the largest line in bytes: a longer request cannot be read, nor a longer answer of a stream
 MAX_LINE = 4 * 1024 * 1024
-#: seconds for a connection and its request, and for an answer
+#: seconds to connect and send the request, and to answer
 CONNECT_TIMEOUT, ANSWER_TIMEOUT = 5.0, 15.0
 A = TypeVar("A")
 log = logging.getLogger(__name__)
 
 
 class LocalServer:
-    """Answers the operations of a server with these handlers while it is open."""
+    """Serves the operations of a server with these handlers."""
 
     def __init__(self, path: Path, server: Server, handlers: Mapping[str, Callable[..., Awaitable[Any]]]) -> None:
         self.path = path
@@ -61,14 +61,14 @@ class LocalServer:
         self._open.add(task)
         try:
             if peer_uid(writer.get_extra_info("socket")) in (None, os.geteuid(), 0):
-                await self._converse(reader, writer)
+                await self._serve_request(reader, writer)
         except (OSError, TimeoutError, asyncio.CancelledError):
-            pass  # the caller is gone, or this server closes
+            pass  # the caller disconnected, or this server closes
         finally:
             self._open.discard(task)
             writer.close()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 line = await reader.readline()
@@ -76,14 +76,14 @@ class LocalServer:
             refusal = UsageError(f"{self._name}: the request has more than {MAX_LINE:,} bytes")
             await _write(writer, encode_refusal(refusal, self._name))
             return
-        gone = asyncio.create_task(reader.read(1))  # the caller sends nothing more, so this returns at its end
+        disconnected = asyncio.create_task(reader.read(1))  # the caller sends nothing more, so this returns at its end
         answering = asyncio.create_task(self._answer(line, writer))
         try:
-            await asyncio.wait({gone, answering}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({disconnected, answering}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in (gone, answering):
+            for each in (disconnected, answering):
                 each.cancel()
-            await asyncio.wait({gone, answering})
+            await asyncio.wait({disconnected, answering})
 
     async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> None:
         try:
@@ -95,7 +95,7 @@ class LocalServer:
             async with aclosing(answer) as answers:
                 async for each in answers:
                     await _write(writer, encode_answer(each))
-        except Exception as error:  # boundary: every request is answered, our own bugs included
+        except Exception as error:  # boundary: every request gets an answer, even after a bug of ours
             if not isinstance(error, TidingsError):
                 log.exception("a request failed")
             await _write(writer, encode_refusal(error, self._name))
@@ -117,11 +117,11 @@ async def call(path: Path, request: Request[A], timeout: float = ANSWER_TIMEOUT)
         async with asyncio.timeout(timeout + request.operation.waits), _send(path, request) as reader:
             return decode_answer(request, await _received(reader.read()))
     except TimeoutError as error:
-        raise WorkerUnreachable("the link worker runs and does not answer: `tidings logs links`") from error
+        raise WorkerUnreachable("the link worker runs but does not answer: see `tidings logs links`") from error
 
 
 async def follow(path: Path, request: Request[AsyncGenerator[A]]) -> AsyncGenerator[A]:
-    """Yields the answers of a stream. Raises WorkerUnreachable when the link worker ends it."""
+    """Yields the answers of a stream. Raises WorkerUnreachable when the link worker closes it."""
     async with _send(path, request) as reader:
         while True:
             answer: Any = decode_answer(request, await _received(reader.readline()))
@@ -144,17 +144,17 @@ async def _send(path: Path, request: Request[Any]) -> AsyncIterator[asyncio.Stre
 
 
 async def _received(reading: Awaitable[bytes]) -> bytes:
-    """Returns whole lines. Raises WorkerUnreachable if the link worker ended before."""
+    """Returns complete lines. Raises WorkerUnreachable if the link worker stopped before."""
     try:
         data = await reading
     except OSError:
         data = b""
     if not data.endswith(b"\n"):
-        raise WorkerUnreachable("the link worker ended while it was asked")
+        raise WorkerUnreachable("the link worker stopped before it answered")
     return data
 
 
 async def _write(writer: asyncio.StreamWriter, line: bytes) -> None:
     writer.write(line + b"\n")
-    with suppress(ConnectionError):  # who reads next finds out that the other side is gone
+    with suppress(ConnectionError):  # the next read reports that the other side disconnected
         await writer.drain()

@@ -211,7 +211,7 @@ async def claimed(host: ScriptedHost, agent: HostAgent) -> Any:
 
 
 def every(seconds: float, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(host_tasks, "QUIET_SIGN_EVERY", seconds)
+    patch.setattr(host_tasks, "SLOW_REPORT_EVERY", seconds)
 
 
 async def test_signs_of_life_are_given_while_a_task_is_held_and_end_when_it_was_given_back(
@@ -260,7 +260,7 @@ async def test_a_task_that_comes_for_a_call_that_was_given_up_goes_back() -> Non
     async with at(host) as agent:
         await give_up_claiming(host, agent)
         await eventually(lambda: host.asked_for(FAIL), what="it is given back")
-        assert host.asked_for(FAIL) == [{"id": TASK["id"], "reason": "the call that claimed it was given up"}]
+        assert host.asked_for(FAIL) == [{"id": TASK["id"], "reason": "the call that claimed it was cancelled"}]
 
 
 async def give_up_claiming(host: ScriptedHost, agent: HostAgent) -> None:
@@ -299,7 +299,7 @@ async def test_a_task_that_was_given_back_and_came_again_is_another_job() -> Non
         second = await agent.claim("reviewer")
         assert second is not None
         assert (second.attempt, second.lost) == (2, None)
-        assert "claimed anew" in first.lost
+        assert "claimed again" in first.lost
         assert await agent.transport.claimed(TASK["id"]) is second
 
 
@@ -323,7 +323,7 @@ async def test_a_job_that_may_not_be_settled_is_over(refused: Exception) -> None
         with pytest.raises(type(refused)):
             await job.done("it is")
         assert (job.settled, job.lost) == (True, str(refused))
-        with pytest.raises(UsageError, match="settled already"):
+        with pytest.raises(UsageError, match="already been finished or given back"):
             await job.done("it is")
 
 

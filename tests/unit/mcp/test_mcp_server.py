@@ -709,7 +709,7 @@ async def test_a_task_that_comes_after_its_call_was_given_up_goes_back() -> None
         await asyncio.gather(claiming, return_exceptions=True)
         given_back = "task fail"
         await eventually(lambda: host.asked_for(given_back), what="the task is given back")
-        assert host.asked_for(given_back) == [{"id": TASK["id"], "reason": "the call that claimed it was given up"}]
+        assert host.asked_for(given_back) == [{"id": TASK["id"], "reason": "the call that claimed it was cancelled"}]
 
 
 async def test_a_task_that_is_held_stays_so_if_a_second_claim_is_given_up() -> None:
