@@ -38,6 +38,7 @@ REMEDIES: dict[str, str] = {
     "UnknownPeer": "`tidings who` lists the agents of the space",
     "AmbiguousPeer": "write the name exactly, or give the id",
     "UnknownMessage": "`tidings outbox list` and `tidings inbox` show what is kept",
+    "DiskFull": "make room on that disk, then repeat the command",
     "ConfigError": "`tidings config` shows each setting and where it comes from; mend or remove that file",
     "WireError": "nothing was taken; whoever sent it has to send what the wire allows",
     "MalformedMessage": "the sender's program writes something else than a message: see the JSON Schema of the wire",

@@ -7,6 +7,7 @@
     │   ├── AmbiguousPeer           several agents could be meant
     │   ├── UnknownMessage          no message of that id or number is kept here
     │   └── ConfigError             a setting or a file of ours says something impossible
+    │       └── DiskFull            a file cannot be written because its disk or a quota is full
     ├── WireError                   bytes that are not what they claim to be
     │   ├── MalformedMessage        not strict JSON, or not a message
     │   ├── MalformedRecord         a ruling record that does not decode
@@ -108,6 +109,11 @@ class UnknownMessage(UsageError):
 
 class ConfigError(UsageError):
     code = "config"
+
+
+class DiskFull(ConfigError):
+    exit_code = 3
+    code = "disk_full"
 
 
 class WireError(TidingsError):

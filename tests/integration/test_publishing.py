@@ -314,9 +314,33 @@ async def test_a_message_that_finds_no_leader_in_time_says_so_and_is_unknown_onl
             await ada.transport.publish(prepared, timeout=0.5)
         monkeypatch.undo()
         without_a_leader(monkeypatch, ConnectionGone("it went"), NoResponders("none"))
-        with pytest.raises(OutcomeUnknown, match="no confirmation of"):
+        with pytest.raises(OutcomeUnknown, match="no confirmation of message"):
             await ada.transport.publish(prepared, timeout=0.5)
     assert await count(pair, prepared) == 0
+
+
+async def test_a_message_that_may_be_stored_is_unknown_and_not_unreachable_while_the_connection_does_not_come_back(
+    pair: RealSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stored, its answer was lost: a program that hears "unreachable" would store it under another id."""
+    prepared = (await one_of_each(pair))["chat"]
+    real = Connection.request
+
+    async def answer_lost(self: Connection, subject: str, *payload: bytes, **options: Any) -> Msg:
+        answer = await real(self, subject, *payload, **options)
+        if ".chat." not in subject:
+            return answer
+        pair.broker.kill()
+        raise ConnectionGone("it went")
+
+    async with connect(pair, "ada", receive=False) as ada:
+        monkeypatch.setattr(Connection, "request", answer_lost)
+        with pytest.raises(OutcomeUnknown, match=f"{prepared.id}: send it again under the same id"):
+            await ada.transport.publish(prepared, timeout=1)
+        monkeypatch.undo()
+        pair.broker.start()
+        assert (await ada.transport.publish(prepared, timeout=20)).duplicate
+    assert await count(pair, prepared) == 1
 
 
 def test_the_terms_of_a_task_are_a_part_of_its_message() -> None:

@@ -262,17 +262,18 @@ class Publisher:
         return stored
 
     async def _is_there(self, prepared: Prepared, seq: int, timeout: float, only: str | None) -> bool:
-        """As `is_stored`. A connection that goes meanwhile is waited for, as it is to store the message."""
+        """As `is_stored`. Waits for a connection or a steward that is away, as storing the message does."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
         while True:
             try:
                 return await self.is_stored(prepared, seq)
-            except (ConnectionLost, Reconnecting):
-                if only is not None or clock() >= deadline:
+            except UnreachableError as error:
+                if only is not None:
                     raise
+                if clock() >= deadline:
+                    raise _in_doubt(prepared.id, error) from error
                 await asyncio.sleep(RECONNECT_PAUSE)
-                await self.connection.ready(deadline - clock())
 
     async def _confirmed(self, prepared: Prepared, msg_id: str, timeout: float, only: str | None) -> Stored:
         subject = prepared.subject
@@ -282,25 +283,33 @@ class Publisher:
         doubtful, attempts = False, 0
         while True:
             left = deadline - clock()
-            connection = await self.connection.ready(left) if only is None else self._only(only)
+            try:
+                connection = await self.connection.ready(left) if only is None else self._only(only)
+            except UnreachableError as error:
+                if doubtful:
+                    raise _in_doubt(prepared.id, error) from error
+                raise
             incarnation = self.connection.incarnation_of(connection)
             run = None if only is None or connection.is_clustered else connection.incarnation
             try:
                 ack = await publish(connection, subject, prepared.payload, headers, timeout=left, only=run)
                 return Stored(ack.seq, ack.duplicate, incarnation)
             except ApiError as error:
-                raise _refusal(prepared, error) from error
+                refusal = _refusal(prepared, error)
+                if doubtful and isinstance(refusal, UnreachableError):
+                    raise _in_doubt(prepared.id, refusal) from error
+                raise refusal from error
             except NoResponders as error:
                 attempts += 1
                 reason = await self._why_not_again(left, NOBODY.delay(attempts, random.random()), only)
                 if reason is not None and doubtful:
-                    raise OutcomeUnknown(f"no confirmation of {msg_id}: send it again ({reason})") from error
+                    raise _in_doubt(prepared.id, reason) from error
                 if reason is not None:
                     raise reason from error
             except DeniedError as error:
                 raise await self._access.explained(error, subject) from error
             except TimeoutError as error:
-                raise OutcomeUnknown(f"no confirmation of {msg_id} within {timeout:.0f} s: send it again") from error
+                raise _in_doubt(prepared.id, f"no answer within {timeout:.0f} s") from error
             except (ConnectionLost, NatsError) as error:
                 if only is not None:
                     raise ConnectionLost(f"the connection went: {msg_id} may be stored or not") from error
@@ -341,6 +350,11 @@ class Publisher:
             full = "the disk of this space" if gate.closed_by == "disk" else "the log of this space"
             return LogFull(f"{full} is full: nothing new is taken until room is made")
         return None
+
+
+def _in_doubt(message_id: str, reason: object) -> OutcomeUnknown:
+    """An earlier attempt may have been stored: a caller that hears "unreachable" would send it under another id."""
+    return OutcomeUnknown(f"no confirmation of message {message_id}: send it again under the same id ({reason})")
 
 
 def _refusal(prepared: Prepared, error: ApiError) -> TidingsError:

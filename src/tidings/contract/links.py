@@ -35,7 +35,8 @@ from tidings.wire.states import ReceiptStage, TaskStatus
 MAX_PAGE, MAX_FETCH, MAX_INDEX = 1_000, 256, 1_000
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
-LinkName = Annotated[str, msgspec.Meta(min_length=1)]
+#: a token, as in subjects and file names. Python's `$` would match before a line feed at the end
+LinkName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$(?!\n)")]
 #: the number of records, and the sum of their hashes in 64 hex digits
 DigestRow = tuple[int, str]
 

@@ -48,6 +48,7 @@ WAITS: tuple[tuple[type[BaseException], Blocks], ...] = (
     (errors.UnreachableError, "space"),
     (errors.LogFull, "space"),
     (errors.LogRegressed, "space"),
+    (errors.DiskFull, "space"),
 )
 #: errors that say the broker did not take it; after any other that passes, it may have
 NOT_TAKEN: tuple[type[BaseException], ...] = (

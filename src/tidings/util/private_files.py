@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from tidings.errors import ConfigError, SpaceBusy, StoreFull, TidingsError
+from tidings.errors import ConfigError, DiskFull, SpaceBusy
 
 #: no file of keys or settings is larger
 LARGEST_READ = 16 * 1024 * 1024
@@ -74,8 +74,8 @@ def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
     _sync_dir(path.parent)
 
 
-def _write_failure(path: Path, error: OSError) -> TidingsError:
-    kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
+def _write_failure(path: Path, error: OSError) -> ConfigError:
+    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
     return kind(f"cannot write {path}: {error.strerror}")
 
 

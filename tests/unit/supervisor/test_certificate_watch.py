@@ -1,8 +1,10 @@
-"""A broker that listens for other machines takes up a certificate that was made again while it runs."""
+"""What happens while a space is up: a certificate that was made again is taken up, and a full disk ends nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +18,7 @@ from tidings.errors import ConfigError
 from tidings.server.nats_server import free_port
 from tidings.supervisor import supervisor as supervising
 from tidings.supervisor.supervisor import Supervisor, UpOptions
+from tidings.util.private_files import private_dir
 from tidings_testing.waiting import eventually
 
 
@@ -53,3 +56,18 @@ async def test_a_certificate_that_was_made_again_is_taken_up_and_a_failure_ends_
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def test_a_state_that_cannot_be_written_on_a_full_disk_does_not_end_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = SpaceHome(tmp_path, "main")
+    private_dir(home.run)
+
+    def no_room(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    Supervisor(home, UpOptions(person="ada")).phase("ready")
+    assert "cannot write state" in caplog.text
+    assert "No space left on device" in caplog.text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidings.errors import ConfigError, SpaceBusy, StoreFull
+from tidings.errors import ConfigError, DiskFull, SpaceBusy
 from tidings.util.private_files import (
     check_private,
     close_to_others,
@@ -123,11 +123,14 @@ def test_a_lock_is_its_owners_only_whoever_made_it(tmp_path: Path, no_umask: Non
             assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
 
 
-def test_a_full_disk_is_reported_as_a_full_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_has_an_error_of_its_own_that_handlers_of_unwritable_files_catch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_room(_handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_room)
-    with pytest.raises(StoreFull, match=r"cannot write .*: No space left on device"):
+    assert issubclass(DiskFull, ConfigError)
+    with pytest.raises(DiskFull, match=r"cannot write .*: No space left on device"):
         write_private(tmp_path / "file", "text")
     assert list(tmp_path.iterdir()) == []
