@@ -294,10 +294,10 @@ async def test_what_was_missed_while_away_comes_after_a_reconnect_with_its_origi
         await space.restart_broker()
         for text in ("two", "three"):
             await west.admit(space, west.say(text))
-        assert [(m.text, m.sender.name) for m in await received(bob, 2)] == [
-            ("two", "ada@west"),
-            ("three", "ada@west"),
-        ]
+        came = await received(bob, 2)
+        assert {(m.text, m.sender.name) for m in came} == {("two", "ada@west"), ("three", "ada@west")}
+        # while no steward says what was missed, a live copy comes at once and is marked as ahead of it
+        assert [m.text for m in came] == ["two", "three"] or came[0].ahead
 
 
 async def test_while_the_steward_is_away_local_messages_go_on_and_linked_ones_come_later(

@@ -148,8 +148,18 @@ class Operation:
             }
             found: Request[Any] = msgspec.convert(values, self.request)
         except msgspec.ValidationError as error:
-            raise UsageError(f"{self.name}: {explain(error)}") from error
+            raise UsageError(f"{self.name}: {explain(error)}{self._choices(error)}") from error
         return found
+
+    def _choices(self, error: msgspec.ValidationError) -> str:
+        """Returns the values that a field allows, if the error is about one of a fixed set."""
+        named = re.match(r"Invalid enum value .* - at `\$\.(\w+)`", str(error))
+        if named is None:
+            return ""
+        kind = self.fields[named[1]].type
+        options = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+        values = [str(v) for each in options if isinstance(each, msgspec.inspect.LiteralType) for v in each.values]
+        return f"; use one of: {', '.join(values)}" if values else ""
 
     def read_answer(self, data: bytes) -> Any:
         """Returns the typed answer. Raises WireError if the bytes are not such an answer."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from tidings.contract.core import Request
 from tidings.errors import (
     ERRORS_BY_CODE,
+    AuthRevoked,
     BrokerUnreachable,
     OutcomeUnknown,
     StewardUnreachable,
@@ -104,5 +105,7 @@ class ControlClient:
             ) from error
         except TimeoutError as error:
             raise OutcomeUnknown(f"no answer to {name} within {self.timeout:.0f} s: retry") from error
+        except AuthRevoked:  # the credential ended while the request was on its way
+            raise
         except (NatsError, OSError) as error:
             raise BrokerUnreachable(f"lost the connection to space {self.subjects.space} ({error})") from error

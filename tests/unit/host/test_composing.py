@@ -172,7 +172,11 @@ WRONG: list[tuple[dict[str, Any], type[TidingsError], str]] = [
     ({"channel": "general", "text": "x", "reply_to": "7"}, UsageError, "`reply_to` '7' is not a message id"),
     ({"channel": "general", "text": "x", "context": "a\nb"}, UsageError, "`context` is 1 to 256"),
     ({"channel": "general", "text": "x", "context": "x" * 257}, UsageError, "`context` is 1 to 256"),
-    ({"channel": "general", "text": "x", "priority": "loud"}, UsageError, "`priority`: invalid enum value 'loud'"),
+    (
+        {"channel": "general", "text": "x", "priority": "loud"},
+        UsageError,
+        "`priority`: invalid enum value 'loud'; use one of: low, next, now",
+    ),
     (
         {"channel": "general", "text": "x", "mentions": ["bob"] * 33},
         UsageError,
